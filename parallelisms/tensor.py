@@ -1,0 +1,126 @@
+"""Tensor parallelism with sequence parallelism (Megatron-LM, arXiv:1909.08053 and 2205.05198), from a model's plan.
+
+The plan names a style a module; this file turns each name into a `ParallelStyle` of torch. Activations between blocks are
+sharded along the sequence, gathered once before attention and once before the feed-forward. Where tp does not divide the KV heads,
+their projections are replicated and each rank slices the heads that its query heads use: names and shapes in checkpoints stay
+those of the model. Gradients of replicated weights arrive as partial sums; FSDP2 reduces them to the placement of the weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from titan.models.registry import TPStyle
+
+
+class Heads(Protocol):
+    """What the plan's `kv_heads` style reads of a model's arguments."""
+
+    n_heads: int
+
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+
+
+def kv_heads_of(rank: int, tp: int, n_heads: int, n_kv_heads: int) -> list[int]:
+    """KV heads that a tp rank attends with where tp does not divide them, in the order of its query heads.
+
+    One entry a KV head where its query heads share them evenly, else one a query head (a head can then stand there twice).
+    """
+    per_rank, group = n_heads // tp, n_heads // n_kv_heads
+    used = [head // group for head in range(rank * per_rank, (rank + 1) * per_rank)]
+    distinct = sorted(set(used))
+    even = all(used.count(head) == len(used) // len(distinct) for head in distinct)
+    return distinct if even else used
+
+
+class KVHeadsParallel(ParallelStyle):
+    """Column-wise over KV heads where tp divides them, else replicated and sliced after the projection."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        tp, heads = device_mesh.size(), self.heads
+        if heads.kv_heads % tp == 0:
+            return ColwiseParallel()._apply(module, device_mesh)
+        mine = kv_heads_of(device_mesh.get_local_rank(), tp, heads.n_heads, heads.kv_heads)
+
+        def slice_heads(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
+            # Each rank's gradient covers its own heads only: the whole one is their sum, hence Partial.
+            every = output.to_local(grad_placements=[Partial()]).unflatten(-1, (heads.kv_heads, heads.head_size))
+            if mine == list(range(mine[0], mine[-1] + 1)):
+                return every[..., mine[0] : mine[-1] + 1, :].flatten(-2)
+            return every[..., torch.tensor(mine, device=every.device), :].flatten(-2)
+
+        return distribute_module(module, device_mesh, output_fn=slice_heads)  # type: ignore[arg-type]
+
+
+def _style(name: TPStyle, heads: Heads, loss_parallel: bool) -> ParallelStyle:
+    match name:
+        case "vocab_embedding":
+            return RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        case "sequence":
+            return SequenceParallel()
+        case "gather_sequence":
+            return PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        case "colwise":
+            return ColwiseParallel()
+        case "kv_heads":
+            return KVHeadsParallel(heads)
+        case "rowwise":
+            return RowwiseParallel(output_layouts=Shard(1))
+        case "vocab_head":
+            return ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1) if loss_parallel else Replicate())
+
+
+def _resolve_collective(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    # A block compiled with AOTAutograd sends no gradient back through an AsyncCollectiveTensor that it takes as input
+    # (torch 2.13: the embedding's gradient is silently zero). A copy waits for the collective and is a plain tensor.
+    return output.clone() if isinstance(output, AsyncCollectiveTensor) else output
+
+
+def matches(pattern: str, fqn: str) -> bool:
+    """Whether a plan's pattern, in which `*` stands for one name, covers this FQN."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), fqn) is not None
+
+
+def apply_tensor_parallel(
+    part: nn.Module, *, mesh: DeviceMesh, plan: Mapping[str, TPStyle], heads: Heads, loss_parallel: bool
+) -> None:
+    """Shards one model part in place over a 1-D mesh; modules that another stage holds are passed over.
+
+    Raises:
+        ValueError: a parameter of the part is covered by no entry of the plan: it would silently stay whole on every rank.
+    """
+    styles = {}
+    for fqn, _module in part.named_modules():
+        name = next((style for pattern, style in plan.items() if matches(pattern, fqn)), None)
+        if name is not None:
+            styles[fqn] = _style(name, heads, loss_parallel)
+            if name == "vocab_embedding":
+                embedding = _module
+                embedding.register_forward_hook(_resolve_collective)
+    parallelize_module(part, mesh, styles)
+    left = [fqn for fqn, parameter in part.named_parameters() if not isinstance(parameter, DTensor)]
+    if left:
+        raise ValueError(f"the tensor-parallel plan covers none of {', '.join(left)}: add a pattern for each of these modules")
