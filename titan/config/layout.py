@@ -34,7 +34,13 @@ class Degrees:
         return self.dp_shard * self.cp
 
     def __str__(self) -> str:
-        named = (("pp", self.pp), ("dp_replicate", self.dp_replicate), ("dp_shard", self.dp_shard), ("cp", self.cp), ("tp", self.tp))
+        named = (
+            ("pp", self.pp),
+            ("dp_replicate", self.dp_replicate),
+            ("dp_shard", self.dp_shard),
+            ("cp", self.cp),
+            ("tp", self.tp),
+        )
         return " x ".join(f"{name} {size}" for name, size in named if size > 1) or "one process"
 
 

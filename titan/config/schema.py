@@ -1,0 +1,33 @@
+"""The whole configuration: one frozen model, one attribute a TOML table. The sections are in the `schema_*.py` files."""
+
+from __future__ import annotations
+
+from titan.config.schema_checkpoint import Checkpoint
+from titan.config.schema_model import ActivationCheckpoint, Compile, LRScheduler, Model, Optimizer, Quantize
+from titan.config.schema_parallelism import Parallelism
+from titan.config.schema_run import Comm, Debug, Experimental, FaultTolerance, Job, MemoryEstimation, Metrics, Profiling
+from titan.config.schema_training import Training, Validation
+from titan.config.section import Section
+
+
+class Config(Section):
+    """A run, declared. Made by `titan.config.load`, or directly in tests: `Config(training=Training(steps=3))`."""
+
+    job: Job = Job()
+    profiling: Profiling = Profiling()
+    metrics: Metrics = Metrics()
+    model: Model = Model()
+    optimizer: Optimizer = Optimizer()
+    lr_scheduler: LRScheduler = LRScheduler()
+    training: Training = Training()
+    parallelism: Parallelism = Parallelism()
+    checkpoint: Checkpoint = Checkpoint()
+    activation_checkpoint: ActivationCheckpoint = ActivationCheckpoint()
+    compile: Compile = Compile()
+    quantize: Quantize = Quantize()
+    comm: Comm = Comm()
+    memory_estimation: MemoryEstimation = MemoryEstimation()
+    fault_tolerance: FaultTolerance = FaultTolerance()
+    experimental: Experimental = Experimental()
+    validation: Validation = Validation()
+    debug: Debug = Debug()

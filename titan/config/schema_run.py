@@ -1,0 +1,135 @@
+"""Sections about the run as such: job, profiling, metrics, communication, debugging, extension points.
+
+Names are those of torchtitan 0.2.2. Keys of features that this project does not have are here too, so that its files load;
+`unsupported.py` refuses any value but the one that leaves them off.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from titan.config.section import NonEmpty, NonNegativeInt, PositiveInt, Section
+
+
+class Job(Section):
+    """The run and where its files go."""
+
+    config_file: str | None = None
+    """The TOML file to read; given on the command line, not here."""
+    dump_folder: NonEmpty = "./outputs"
+    """Folder of the run: config.toml, metrics.jsonl, tb/, checkpoint/, log/. Relative to the working directory."""
+    description: str = "default job"
+    """Free text, shown in the header and written to the run folder."""
+    print_config: bool = False
+    """Print the resolved configuration at the start."""
+    save_config_file: str | None = None
+    """Not supported: the resolved configuration is always written to config.toml in the run folder."""
+    custom_config_module: str = ""
+    """Not supported: `experimental.custom_import` registers models, `[model.args]` sets their arguments."""
+
+
+class Profiling(Section):
+    """Traces of the PyTorch profiler (Kineto), one JSON a rank and cycle."""
+
+    enable_profiling: bool = False
+    """Record traces."""
+    save_traces_folder: NonEmpty = "profile_traces"
+    """Folder of the traces, inside the run folder."""
+    profile_freq: PositiveInt = 10
+    """Steps from one recorded cycle to the next; at least profiler_warmup + profiler_active."""
+    profiler_active: PositiveInt = 1
+    """Steps recorded in each cycle."""
+    profiler_warmup: NonNegativeInt = 3
+    """Steps for which the profiler runs without recording, before the active ones."""
+    enable_memory_snapshot: bool = False
+    """Not supported: snapshots of the CUDA allocator's history."""
+    save_memory_snapshot_folder: NonEmpty = "memory_snapshot"
+    """Folder of those snapshots."""
+
+
+class Metrics(Section):
+    """What is measured, how often, and where it is written."""
+
+    log_freq: PositiveInt = 10
+    """Steps from one logged step to the next; the first and the last step are always logged."""
+    enable_tensorboard: bool = False
+    """Write TensorBoard event files."""
+    enable_jsonl: bool = True
+    """Write metrics.jsonl, one JSON object a logged step with full-precision numbers. Our own key."""
+    disable_color_printing: bool = False
+    """Print without colors."""
+    save_tb_folder: NonEmpty = "tb"
+    """Folder of the TensorBoard files, inside the run folder."""
+    save_for_all_ranks: bool = False
+    """Not supported: metrics are those of the whole job, written once."""
+    enable_wandb: bool = False
+    """Not supported: Weights & Biases."""
+
+
+class Comm(Section):
+    """Timeouts of collectives and tracing of the process groups."""
+
+    init_timeout_seconds: PositiveInt = 300
+    """Timeout of collectives until the first step is done, in seconds."""
+    train_timeout_seconds: PositiveInt = 100
+    """Timeout of collectives after the first step, in seconds."""
+    trace_buf_size: NonNegativeInt = 20000
+    """Entries of NCCL's flight recorder; set TORCH_FR_BUFFER_SIZE instead."""
+    save_traces_folder: str = "comm_traces"
+    """Folder of the flight recorder's dumps; set TORCH_NCCL_DEBUG_INFO_TEMP_FILE instead."""
+    save_traces_file_prefix: str = "rank_"
+    """Prefix of those files; set TORCH_NCCL_DEBUG_INFO_TEMP_FILE instead."""
+    mode: Literal["default", "fake_backend", "local_tensor"] = "default"
+    """Only "default", real process groups, is supported."""
+
+
+class Debug(Section):
+    """Seed and determinism."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of the initial weights and of the data order; without one, one is drawn, shared by all ranks and saved."""
+    deterministic: bool = False
+    """Use deterministic algorithms only (torch.use_deterministic_algorithms); an operation that has none raises."""
+    deterministic_warn_only: bool = False
+    """With `deterministic`: warn about operations that have no deterministic algorithm instead of raising."""
+    moe_force_load_balance: bool = False
+    """Not supported: there is no mixture of experts."""
+
+
+class Experimental(Section):
+    """Extension points."""
+
+    custom_import: str = ""
+    """A module (`package.module`) imported at the start, to register models of your own."""
+    custom_args_module: str = ""
+    """Not supported: replaced by `experimental.custom_import` and `[model.args]`."""
+
+
+class MemoryEstimation(Section):
+    """Not supported: estimation of memory by a dry run."""
+
+    enable: bool = False
+    """Not supported."""
+    disable_fake_mode: bool = False
+    """Not supported."""
+
+
+class FaultTolerance(Section):
+    """Not supported: torchft. Restarts from a checkpoint are (MAX_RESTARTS)."""
+
+    enable: bool = False
+    """Not supported."""
+    process_group: str = "gloo"
+    """Not supported."""
+    process_group_timeout_ms: PositiveInt = 10000
+    """Not supported."""
+    replica_id: NonNegativeInt = 0
+    """Not supported."""
+    group_size: NonNegativeInt = 0
+    """Not supported."""
+    min_replica_size: PositiveInt = 1
+    """Not supported."""
+    semi_sync_method: str | None = None
+    """Not supported."""
