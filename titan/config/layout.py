@@ -1,7 +1,8 @@
 """Degrees and batch of one run, after every -1 has been replaced by a number.
 
-Plain values that the rest of the trainer is built from: which rank does what follows from `Degrees`, which row goes where
-follows from `Batch`. Both are pure functions of the configuration and the world size, so that a plan, a check and a run agree.
+Plain values that the rest of the trainer is built from: which rank does what follows from `Degrees`, which row goes
+where follows from `Batch`. Both are pure functions of the configuration and the world size, so that a plan, a check and
+a run agree.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Degrees:
 
     @property
     def fsdp(self) -> int:
-        """Number of ranks over which parameters are sharded: cp ranks hold different tokens of one model, so they join in."""
+        """Number of ranks over which parameters are sharded: cp ranks hold different tokens of one model, so they join
+        in."""
         return self.dp_shard * self.cp
 
     def __str__(self) -> str:
@@ -48,8 +50,8 @@ class Degrees:
 class Batch:
     """Rows of one optimizer step: `global_rows = rows x accumulation x batch ranks`.
 
-    `rows` is what one batch rank puts through one forward, or through one step of a pipeline schedule, which cuts it into
-    microbatches of `microbatch_size` rows.
+    `rows` is what one batch rank puts through one forward, or through one step of a pipeline schedule, which cuts it
+    into microbatches of `microbatch_size` rows.
     """
 
     global_rows: int

@@ -1,4 +1,4 @@
-"""The whole configuration: one frozen model, one attribute a TOML table. The sections are in the `schema_*.py` files."""
+"""The whole configuration: one frozen model, one attribute a TOML table. The sections are in the `schema_*` files."""
 
 from __future__ import annotations
 

@@ -23,9 +23,11 @@ class Checkpoint(Section):
     load_step: Annotated[int, Field(ge=-1)] = -1
     """Step to load; -1: the newest complete one."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Write in the background while training goes on; async_with_pinned_mem copies through pinned memory (accelerators)."""
+    """Write in the background while training goes on; async_with_pinned_mem copies through pinned memory
+    (accelerators)."""
     last_save_model_only: bool = True
-    """Write an export of the weights alone beside the final checkpoint, which stays complete (in torchtitan it replaces it)."""
+    """Write an export of the weights alone beside the final checkpoint, which stays complete (in torchtitan it replaces
+    it)."""
     export_dtype: Literal["float16", "bfloat16", "float32"] = "float32"
     """Type of the exported weights."""
     initial_load_path: NonEmpty | None = None
@@ -36,7 +38,9 @@ class Checkpoint(Section):
     """Also save after the first step, to see early that saving works."""
     load_only: bool = False
     """Load, never save."""
-    exclude_from_loading: list[Literal["optimizer", "lr_scheduler", "dataloader", "train_state"]] = []
+    exclude_from_loading: list[Literal["optimizer", "lr_scheduler", "dataloader", "train_state"]] = Field(
+        default_factory=list
+    )
     """Parts of the state that are not loaded."""
     allow_other_data: bool = False
     """Resume although the data or the tokenizer are not those of the checkpoint. Our own key."""

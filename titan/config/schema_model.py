@@ -1,4 +1,5 @@
-"""Sections about the model and its optimization: model, optimizer, learning rate, activation checkpointing, compile, quantization.
+"""Sections about the model and its optimization: model, optimizer, learning rate, activation checkpointing, compile,
+quantization.
 
 Names are those of torchtitan 0.2.2; `[model.args]` is ours, so that a new size needs no Python.
 """
@@ -19,14 +20,14 @@ class Model(Section):
     """A registered model."""
     flavor: NonEmpty = "debugmodel"
     """A named size of the model."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     """`[model.args]`: arguments of the model that override the flavor's (dim, n_layers, ...). Our own table."""
     hf_assets_path: NonEmpty | None = None
-    """Folder of a Hugging Face tokenizer (tokenizer.json). Unset, our default (torchtitan's is a test folder): the tokenizer
-    that this package ships."""
+    """Folder of a Hugging Face tokenizer (tokenizer.json). Unset, our default (torchtitan's is a test folder): the
+    tokenizer that this package ships."""
     tokenizer_path: NonEmpty | None = None
     """Older name of `hf_assets_path`, and moved there on reading."""
-    converters: list[str] = []
+    converters: list[str] = Field(default_factory=list)
     """Not supported: model converters (float8, MX)."""
     print_after_conversion: bool = False
     """Not supported, as there are no converters."""
@@ -84,7 +85,7 @@ class ActivationCheckpoint(Section):
     """none; full: each block; selective: see `selective_ac_option`. memory_budget is not supported."""
     selective_ac_option: EveryNth = "2"
     """With selective: "op" keeps the results of matrix products and attention, "n" recomputes every n-th block."""
-    per_op_sac_force_recompute_mm_shapes_by_fqns: list[str] = ["moe.router.gate"]
+    per_op_sac_force_recompute_mm_shapes_by_fqns: list[str] = Field(default_factory=lambda: ["moe.router.gate"])
     """With selective "op": linear layers (parts of FQNs) whose products are always recomputed."""
     early_stop: bool = False
     """Stop a recomputation at the last tensor that is needed."""
@@ -105,7 +106,7 @@ class Compile(Section):
 
     enable: bool = False
     """Compile."""
-    components: list[Literal["model", "loss"]] = ["model", "loss"]
+    components: list[Literal["model", "loss"]] = Field(default_factory=lambda: ["model", "loss"])
     """What is compiled."""
     backend: NonEmpty = "inductor"
     """torch.compile backend."""
@@ -120,7 +121,7 @@ class Float8Linear(Section):
     """Not supported."""
     recipe_name: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = None
     """Not supported."""
-    filter_fqns: list[str] = []
+    filter_fqns: list[str] = Field(default_factory=list)
     """Not supported."""
     emulate: bool = False
     """Not supported."""
@@ -133,14 +134,14 @@ class MXLinear(Section):
     """Not supported."""
     recipe_name: str = "mxfp8_cublas"
     """Not supported."""
-    filter_fqns: list[str] = ["output"]
+    filter_fqns: list[str] = Field(default_factory=lambda: ["output"])
     """Not supported."""
 
 
 class Float8GroupedMM(Section):
     """Not supported: float8 grouped products."""
 
-    fqns: list[str] | str = []
+    fqns: list[str] | str = Field(default_factory=list)
     """Not supported."""
 
 
@@ -149,7 +150,7 @@ class MXGroupedMM(Section):
 
     recipe_name: Literal["mxfp8"] = "mxfp8"
     """Not supported."""
-    fqns: list[str] | str = []
+    fqns: list[str] | str = Field(default_factory=list)
     """Not supported."""
 
 

@@ -22,14 +22,14 @@ class Parallelism(Section):
     data_parallel_replicate_degree: Degree = 1
     """Replicas of the (sharded) model: DDP alone, HSDP together with sharding."""
     data_parallel_shard_degree: PositiveOrRest = -1
-    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP). -1: the ranks that are left; on CPU without a
-    launcher that says more, 1."""
+    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP). -1: the ranks that are left; on
+    CPU without a launcher that says more, 1."""
     fsdp_reshard_after_forward: Annotated[
         Literal["default", "always", "never"] | PositiveInt,
         Rule("one of 'default', 'always', 'never', or an integer >= 1 (the size of the group to reshard to)"),
     ] = "default"
-    """Free the gathered parameters between forward and backward. default: yes, but not under a pipeline. An integer, ours: keep them
-    sharded over groups of that many ranks."""
+    """Free the gathered parameters between forward and backward. default: yes, but not under a pipeline. An integer,
+    ours: keep them sharded over groups of that many ranks."""
     tensor_parallel_degree: Degree = 1
     """Ranks over which each matrix is cut; activations between blocks are cut along the sequence."""
     disable_loss_parallel: bool = False
@@ -39,7 +39,8 @@ class Parallelism(Section):
     pipeline_parallel_degree: Degree = 1
     """Ranks over which the layers are spread."""
     pipeline_parallel_split: Literal["layers", "traced"] = "layers"
-    """How the model is cut: by its list of layers, or traced as one module by torch.distributed.pipelining.pipeline. Our own key."""
+    """How the model is cut: by its list of layers, or traced as one module by torch.distributed.pipelining.pipeline.
+    Our own key."""
     module_fqns_per_model_part: list[list[NonEmpty]] | None = None
     """The modules of each virtual stage, in order, instead of an automatic split."""
     pipeline_parallel_first_stage_less_layers: NonNegativeInt = 1
@@ -61,10 +62,11 @@ class Parallelism(Section):
     context_parallel_load_balancer: Annotated[Literal["headtail"] | None, WordNone, Rule("'headtail' or 'none'")] = (
         "headtail"
     )
-    """headtail: each rank takes one part from the beginning and one from the end, equal work under a causal mask. none: in order."""
+    """headtail: each rank takes one part from the beginning and one from the end, equal work under a causal mask. none:
+    in order."""
     context_parallel_rotate_method: Literal["allgather", "alltoall", "ulysses"] = "allgather"
-    """How keys and values meet the queries: gathered; passed around a ring ("alltoall", the old name); or ulysses, ours: heads are
-    exchanged for sequence (Jacobs et al., 2023, arXiv:2309.14509)."""
+    """How keys and values meet the queries: gathered; passed around a ring ("alltoall", the old name); or ulysses,
+    ours: heads are exchanged for sequence (Jacobs et al., 2023, arXiv:2309.14509)."""
     expert_parallel_degree: Annotated[int, Field(ge=1)] = 1
     """Not supported: there is no mixture of experts."""
     expert_tensor_parallel_degree: Annotated[int, Field(ge=1)] = 1

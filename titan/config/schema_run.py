@@ -1,7 +1,7 @@
 """Sections about the run as such: job, profiling, metrics, communication, debugging, extension points.
 
-Names are those of torchtitan 0.2.2. Keys of features that this project does not have are here too, so that its files load;
-`unsupported.py` refuses any value but the one that leaves them off.
+Names are those of torchtitan 0.2.2. Keys of features that this project does not have are here too, so that its files
+load; `unsupported.py` refuses any value but the one that leaves them off.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sections about data and the training loop: training, its dataloader, validation.
 
-Names are those of torchtitan 0.2.2, plus our own keys about the data. `global_batch_size` is the batch; `local_batch_size` caps
-what a rank holds at once (rules in `batching.py`).
+Names are those of torchtitan 0.2.2, plus our own keys about the data. `global_batch_size` is the batch;
+`local_batch_size` caps what a rank holds at once (rules in `batching.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from titan.config.section import NonEmpty, NonNegativeInt, PositiveInt, Positive
 
 
 class Dataloader(Section):
-    """Accepted for the sake of older files; rows come from a memory-mapped cache, so that none of these has an effect."""
+    """Accepted for the sake of older files; rows come from a memory-mapped cache, so that none of these has an
+    effect."""
 
     num_workers: NonNegativeInt = 0
     """No effect: reading a row is a slice of a memory map."""
@@ -30,8 +31,9 @@ class Training(Section):
     """Data, batch, length, precision."""
 
     dataset: NonEmpty = "python_stdlib"
-    """Where text comes from: "python_stdlib" (our default; torchtitan's is c4_test), the source text of the running Python's standard
-    library; "json", "text" or "parquet" with `dataset_path`; or the name of a Hugging Face dataset."""
+    """Where text comes from: "python_stdlib" (our default; torchtitan's is c4_test), the source text of the running
+    Python's standard library; "json", "text" or "parquet" with `dataset_path`; or the name of a Hugging Face
+    dataset."""
     dataset_path: NonEmpty | None = None
     """Local file, glob or folder to read instead of the dataset's usual place."""
     dataset_split: NonEmpty = "train"
@@ -53,10 +55,11 @@ class Training(Section):
     tokenizer_workers: PositiveInt | None = None
     """Processes that tokenize; unset, one a core. Our own key."""
     local_batch_size: PositiveOrRest = 8
-    """Most rows that a data-parallel rank puts through one forward: the largest divisor of global / dp that is no larger is used.
-    -1: all of them, no gradient accumulation."""
+    """Most rows that a data-parallel rank puts through one forward: the largest divisor of global / dp that is no
+    larger is used. -1: all of them, no gradient accumulation."""
     global_batch_size: PositiveOrRest = -1
-    """Rows of one optimizer step over the whole job. -1: local_batch_size x data-parallel ranks, so that the layout changes the run."""
+    """Rows of one optimizer step over the whole job. -1: local_batch_size x data-parallel ranks, so that the layout
+    changes the run."""
     seq_len: PositiveInt = 2048
     """Tokens a row."""
     max_norm: Annotated[float, Field(gt=0.0, allow_inf_nan=True), Rule("a number > 0; inf means no clipping")] = 1.0

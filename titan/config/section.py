@@ -1,8 +1,9 @@
 """What every section of the configuration is made of: the base class, and field types that say their rule in words.
 
-Strict: an integer may stand for a float, nothing else converts, unknown keys are refused, nan and (but where a field says so)
-infinity too. A field's docstring is its documentation; the reference page, the JSON Schema and the error messages all come from
-the class, so a rule is written once. Where the annotation cannot say the rule well, `Rule` holds the sentence.
+Strict: an integer may stand for a float, nothing else converts, unknown keys are refused, nan and (but where a field
+says so) infinity too. A field's docstring is its documentation; the reference page, the JSON Schema and the error
+messages all come from the class, so a rule is written once. Where the annotation cannot say the rule well, `Rule` holds
+the sentence.
 """
 
 from __future__ import annotations
