@@ -1,12 +1,13 @@
 """Runs a function on N real processes in one gloo group and hands back what each rank returned.
 
-The processes are forked from a server that has torch loaded, so that a case of four ranks takes about two seconds instead of ten,
-and each case has processes of its own, which it may kill. The first error, by time and not by rank, is what the test sees, with the
-rank that raised it; the peers are ended then, since they wait in a collective that will never complete.
+The processes are forked from a server that has torch loaded, and wait for the next case of the same size: a case costs a new process
+group, not a new interpreter. A case that may end its processes asks for `fresh` ones. The first error, by time and not by rank, is what the
+test sees, with the rank that raised it; its peers are ended then, since they wait in a collective that will never complete.
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing as mp
 import os
 import pickle
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 _PRELOAD = [
@@ -24,7 +25,7 @@ _PRELOAD = [
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint",
-    "titan.parallelisms.parallelize",
+    "titan.trainer",
 ]
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOAD)
@@ -39,26 +40,86 @@ class RankError(RuntimeError):
         self.text = text
 
 
-def _main(rank: int, world_size: int, store: str, connection: Connection, environment: dict[str, str], job: bytes) -> None:
+def _main(rank: int, world_size: int, connection: Any, environment: dict[str, str]) -> None:
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            store, job = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(("ok", _run(rank, world_size, store, job)))
+        except BaseException:
+            connection.send(("error", traceback.format_exc()))
+            return
+
+
+def _run(rank: int, world_size: int, store: str, job: bytes) -> Any:
     import torch.distributed as dist
 
-    try:
-        torch.set_num_threads(1)
-        if world_size > 1:
-            dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-            )
-        function, args, kwargs = pickle.loads(job)
-        connection.send(("ok", function(*args, **kwargs)))
-        if dist.is_initialized():
-            dist.barrier()
-            dist.destroy_process_group()
-    except BaseException:
-        connection.send(("error", traceback.format_exc()))
-    finally:
-        connection.close()
+    function, args, kwargs = pickle.loads(job)
+    if world_size == 1:
+        return function(*args, **kwargs)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    result = function(*args, **kwargs)
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+class _Ranks:
+    """N processes that wait for work."""
+
+    def __init__(self, world_size: int, environment: dict[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._cases = 0
+        self._connections: dict[Any, int] = {}
+        self._processes = []
+        for rank in range(world_size):
+            parent, child = _context.Pipe()
+            process = _context.Process(target=_main, args=(rank, world_size, child, environment), daemon=True)
+            process.start()
+            child.close()
+            self._connections[parent] = rank
+            self._processes.append(process)
+
+    def run(self, job: bytes, timeout: float) -> list[Any]:
+        self._cases += 1
+        store = os.path.join(self._folder.name, f"store-{self._cases}")
+        for connection in self._connections:
+            connection.send((store, job))
+        pending, results = dict(self._connections), {}
+        deadline = time.monotonic() + timeout
+        while pending:
+            ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"ranks {sorted(pending.values())} did not answer within {timeout} s")
+            for connection in ready:
+                rank = pending.pop(connection)
+                try:
+                    status, value = connection.recv()  # type: ignore[attr-defined]
+                except EOFError:
+                    raise RankError(rank, "the process ended without an answer (killed?)") from None
+                if status == "error":
+                    raise RankError(rank, value)
+                results[rank] = value
+        return [results[rank] for rank in sorted(results)]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+_waiting: dict[int, _Ranks] = {}
 
 
 def run_ranks(
@@ -66,6 +127,7 @@ def run_ranks(
     world_size: int,
     *args: Any,
     timeout: float = 120.0,
+    fresh: bool = False,
     environment: dict[str, str] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
@@ -74,45 +136,21 @@ def run_ranks(
     Returns one result a rank. Raises RankError with the first failure, TimeoutError with the ranks that had not answered.
     """
     job = pickle.dumps((function, args, kwargs))
-    with tempfile.TemporaryDirectory() as folder:
-        store = os.path.join(folder, "store")
-        connections: dict[Any, int] = {}
-        processes = []
-        for rank in range(world_size):
-            parent, child = _context.Pipe(duplex=False)
-            process = _context.Process(
-                target=_main, args=(rank, world_size, store, child, dict(environment or {}), job), daemon=True
-            )
-            process.start()
-            child.close()
-            connections[parent] = rank
-            processes.append(process)
-        try:
-            results = _collect(connections, time.monotonic() + timeout)
-            for process in processes:
-                process.join(20)
-            return [results[rank] for rank in range(world_size)]
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
-
-
-def _collect(connections: dict[Any, int], deadline: float) -> dict[int, Any]:
-    pending = dict(connections)
-    results: dict[int, Any] = {}
-    while pending:
-        ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError(f"ranks {sorted(pending.values())} did not answer in time")
-        for connection in ready:
-            rank = pending.pop(connection)
-            try:
-                status, value = connection.recv()  # type: ignore[attr-defined]
-            except EOFError:
-                raise RankError(rank, "the process ended without an answer (killed?)") from None
-            if status == "error":
-                raise RankError(rank, value)
-            results[rank] = value
+    alone = fresh or environment is not None
+    ranks = _Ranks(world_size, environment or {}) if alone else _waiting.pop(world_size, None) or _Ranks(world_size, {})
+    try:
+        results = ranks.run(job, timeout)
+    except BaseException:
+        ranks.close()
+        raise
+    if alone:
+        ranks.close()
+    else:
+        _waiting[world_size] = ranks
     return results
+
+
+@atexit.register
+def _close_all() -> None:
+    for ranks in _waiting.values():
+        ranks.close()
