@@ -106,7 +106,7 @@ class Compile(Section):
 
     enable: bool = False
     """Compile."""
-    components: list[Literal["model", "loss"]] = Field(default_factory=lambda: ["model", "loss"])
+    components: list[Literal["model", "loss"]] = Field(default=["model", "loss"])
     """What is compiled."""
     backend: NonEmpty = "inductor"
     """torch.compile backend."""

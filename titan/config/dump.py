@@ -1,0 +1,46 @@
+"""Writes a configuration as TOML that loads to the same configuration, with the origin of each value where it is
+known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from titan.config.schema import Config
+from titan.config.toml_text import key_text, value_text
+
+
+def dump(config: Config, origins: Mapping[str, str] | None = None) -> str:
+    """The whole configuration, defaults included.
+
+    Args:     config: what to write. Unset keys (None) are commented out, since TOML has no null; a field whose default
+    is not None says         "none".     origins: dotted key to where it was set; written behind each value, "default"
+    for the others.
+    """
+    return "\n".join(_table(config, "", origins)).lstrip("\n") + "\n"
+
+
+def _table(model: BaseModel, prefix: str, origins: Mapping[str, str] | None) -> list[str]:
+    lines, tables = [], []
+    for name, field in type(model).model_fields.items():
+        key, value = f"{prefix}{name}", getattr(model, name)
+        if isinstance(value, BaseModel):
+            tables += ["", f"[{key}]", *_table(value, f"{key}.", origins)]
+        elif isinstance(value, dict):
+            tables += ["", f"[{key}]", *_free(value, f"{key}.", origins)] if value else []
+        elif value is None and field.default is None:
+            lines.append(f"# {name} is not set")
+        else:
+            lines.append(f"{name} = {value_text(value)}{_origin(key, origins)}")
+    return lines + tables
+
+
+def _free(table: Mapping[str, Any], prefix: str, origins: Mapping[str, str] | None) -> list[str]:
+    """A table without a schema; tables inside are written in line."""
+    return [f"{key_text(name)} = {value_text(value)}{_origin(prefix + name, origins)}" for name, value in table.items()]
+
+
+def _origin(key: str, origins: Mapping[str, str] | None) -> str:
+    return "" if origins is None else f"  # {origins.get(key, 'default')}"
