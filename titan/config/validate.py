@@ -60,6 +60,13 @@ def build(
         return None, list(found.values())
 
 
+def unknown_keys(
+    model: type[BaseModel], values: Mapping[str, Any], prefix: str, origins: Mapping[str, str]
+) -> list[Problem]:
+    """A problem for each name in `values` that the model does not have."""
+    return _known(model, values, prefix, origins)[1]
+
+
 def _known(
     model: type[BaseModel], values: Mapping[str, Any], prefix: str, origins: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Problem]]:

@@ -95,7 +95,10 @@ def _rule(annotation: Any, metadata: Iterable[Any]) -> str:
 
 def _bounds(metadata: Iterable[Any]) -> list[str]:
     return [
-        f"{sign} {_plain(getattr(item, name))}" for item in metadata for kind, name, sign in _SIGNS if isinstance(item, kind)
+        f"{sign} {_plain(getattr(item, name))}"
+        for item in metadata
+        for kind, name, sign in _SIGNS
+        if isinstance(item, kind)
     ]
 
 
