@@ -79,11 +79,10 @@ def _activation_checkpoint(config: Config) -> Iterator[tuple[str, list[str]]]:
     if mode == "none":
         yield 'mode = "none"', _leaves(config.activation_checkpoint, f"{section}.")
         return
-    yield f'mode = "{mode}"', _in(section, ["memory_budget"])
+    unused = ["memory_budget", "per_op_sac_force_recompute_mm_shapes_by_fqns"]
+    yield "not used by any mode", _in(section, unused)
     if mode == "full":
-        yield 'mode = "full"', _in(section, ["selective_ac_option", "per_op_sac_force_recompute_mm_shapes_by_fqns"])
-    elif config.activation_checkpoint.selective_ac_option != "op":
-        yield 'selective_ac_option is not "op"', _in(section, ["per_op_sac_force_recompute_mm_shapes_by_fqns"])
+        yield 'mode = "full"', _in(section, ["selective_ac_option"])
 
 
 def _beginning(model: BaseModel, start: str) -> list[str]:

@@ -9,6 +9,28 @@ from titan.config.schema_run import Comm, Debug, Experimental, FaultTolerance, J
 from titan.config.schema_training import Training, Validation
 from titan.config.section import Section
 
+__all__ = [
+    "ActivationCheckpoint",
+    "Checkpoint",
+    "Comm",
+    "Compile",
+    "Config",
+    "Debug",
+    "Experimental",
+    "FaultTolerance",
+    "Job",
+    "LRScheduler",
+    "MemoryEstimation",
+    "Metrics",
+    "Model",
+    "Optimizer",
+    "Parallelism",
+    "Profiling",
+    "Quantize",
+    "Training",
+    "Validation",
+]
+
 
 class Config(Section):
     """A run, declared. Made by `titan.config.load`, or directly in tests: `Config(training=Training(steps=3))`."""

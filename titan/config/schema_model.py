@@ -86,7 +86,7 @@ class ActivationCheckpoint(Section):
     selective_ac_option: EveryNth = "2"
     """With selective: "op" keeps the results of matrix products and attention, "n" recomputes every n-th block."""
     per_op_sac_force_recompute_mm_shapes_by_fqns: list[str] = Field(default_factory=lambda: ["moe.router.gate"])
-    """With selective "op": linear layers (parts of FQNs) whose products are always recomputed."""
+    """No effect: which products are recomputed follows from their order alone."""
     early_stop: bool = False
     """Stop a recomputation at the last tensor that is needed."""
     memory_budget: Fraction = 0.5
