@@ -33,7 +33,7 @@ def _table(model: BaseModel, prefix: str, origins: Mapping[str, str] | None) -> 
         elif value is None and field.default is None:
             lines.append(f"# {name} is not set")
         else:
-            lines.append(f"{name} = {value_text(value)}{_origin(key, origins)}")
+            lines.append(f"{name} = {value_text('none' if value is None else value)}{_origin(key, origins)}")
     return lines + tables
 
 

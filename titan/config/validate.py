@@ -100,11 +100,12 @@ def _unknown(
 
 def suggest(kind: str, name: str, prefix: str, model: type[BaseModel]) -> str:
     """What to say about an unknown name in a table."""
+    places = _every_key(Config, "")
+    last = [place.rsplit(".", 1)[-1] for place in places]
+    if last.count(name) == 1:  # a right key in a wrong section, or one level too deep
+        return f"unknown {kind} here. Did you mean {places[last.index(name)]}?"
     if near := closest(name, model.model_fields):
         return f"unknown {kind}. Did you mean {prefix}{near}?"
-    places = _every_key(Config, "")
-    # The same name elsewhere, or a near one: a right key in a wrong section, or one level too deep.
-    last = [place.rsplit(".", 1)[-1] for place in places]
     if name in last:
         return f"unknown {kind} here. Did you mean {places[last.index(name)]}?"
     if name.startswith("no_") and name[3:] in model.model_fields:
