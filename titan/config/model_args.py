@@ -15,7 +15,7 @@ from titan.config.problems import Problem, closest
 from titan.config.schema_model import Model
 from titan.config.schema_run import Experimental
 from titan.config.toml_text import value_text
-from titan.config.validate import build, unknown_keys
+from titan.config.validate import build, known_part
 from titan.config.wording import takes_none
 from titan.models import registry
 from titan.models.registry import ModelArgs, ModelSpec
@@ -45,10 +45,8 @@ def resolve_args(model: Model) -> tuple[ModelSpec | None, ModelArgs | None, list
     if model.flavor not in spec.flavors:
         text = _choice(f"flavor of {model.name}", model.flavor, list(spec.flavors))
         return spec, None, [Problem("model.flavor", text, value_text(model.flavor))]
-    problems = unknown_keys(spec.args, model.args, "model.args.", {})
-    unknown = {problem.key for problem in problems}
+    given, problems = known_part(spec.args, model.args, "model.args.", {})
     values: dict[str, Any] = spec.flavors[model.flavor].model_dump()
-    given = {key: value for key, value in model.args.items() if f"model.args.{key}" not in unknown}
     # TOML has no null, and some arguments can be unset (n_kv_heads, rope_scaling): the word "none" does it.
     unset = {key for key, value in given.items() if value == "none" and takes_none(spec.args.model_fields[key])}
     merge(values, {key: None if key in unset else value for key, value in given.items()})

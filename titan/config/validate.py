@@ -23,7 +23,7 @@ from titan.config.wording import leaves, remedy, rule_of
 
 def validate(source: Source) -> Config:
     """Raises ConfigError with every problem of names, types, ranges and unsupported features."""
-    known, problems = _known(Config, source.values, "", source.origins)
+    known, problems = known_part(Config, source.values, "", source.origins)
     model = known.get("model")
     if isinstance(model, dict) and model.get("hf_assets_path") and model.get("tokenizer_path"):
         same = model["hf_assets_path"] == model["tokenizer_path"]
@@ -60,14 +60,7 @@ def build(
         return None, list(found.values())
 
 
-def unknown_keys(
-    model: type[BaseModel], values: Mapping[str, Any], prefix: str, origins: Mapping[str, str]
-) -> list[Problem]:
-    """A problem for each name in `values` that the model does not have."""
-    return _known(model, values, prefix, origins)[1]
-
-
-def _known(
+def known_part(
     model: type[BaseModel], values: Mapping[str, Any], prefix: str, origins: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The part of the values whose names the schema has, and a problem for each other name."""
@@ -78,12 +71,10 @@ def _known(
         if name not in model.model_fields:
             problems += _unknown(key, name, value, model, prefix, origins)
             continue
-        inner = model.model_fields[name].annotation
-        if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, BaseModel):
-            known[name], found = _known(inner, value, f"{key}.", origins)
+        known[name] = value
+        for inner in _models(model.model_fields[name]) if isinstance(value, Mapping) else ():
+            known[name], found = known_part(inner, value, f"{key}.", origins)
             problems += found
-        else:
-            known[name] = value
     return known, problems
 
 
