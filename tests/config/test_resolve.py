@@ -300,6 +300,17 @@ def test_a_users_module_registers_its_model_before_the_registry_is_asked(
         sys.modules.pop("my_own_model", None)
 
 
+def test_a_users_module_that_fails_is_one_problem_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_broken_model.py").write_text("x = 1\ny = x / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = refused(config(experimental={"custom_import": "my_broken_model"}))
+    assert problem.key == "experimental.custom_import"
+    assert "ZeroDivisionError" in problem.text
+    assert "my_broken_model.py:2" in problem.text
+
+
 WORLDS = {"debug": 1, "1b": 8, "3b": 8, "8b": 8, "70b": 64, "405b": 512}
 
 

@@ -8,6 +8,7 @@ without torch.
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Any
 
 from titan.config.files import merge
@@ -28,10 +29,11 @@ def custom_import(experimental: Experimental) -> list[Problem]:
         return []
     try:
         importlib.import_module(name)
-    except ImportError as error:
-        text = (
-            f"cannot be imported: {error}. Give a module as package.module, on PYTHONPATH or in the working directory."
-        )
+    except Exception as error:  # the user's code: whatever is wrong with it is said as one problem, with its place
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"cannot be imported: {type(error).__name__}: {error} ({last.filename}:{last.lineno})."
+        if isinstance(error, ModuleNotFoundError):
+            text = f"cannot be imported: {error}. Give package.module, on PYTHONPATH or in the working directory."
         return [Problem("experimental.custom_import", text, value_text(name))]
     return []
 
