@@ -300,6 +300,21 @@ def test_a_users_module_registers_its_model_before_the_registry_is_asked(
         sys.modules.pop("my_own_model", None)
 
 
+def test_a_rule_of_a_users_own_arguments_is_said_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_strict_model.py").write_text(
+        "import dataclasses\nfrom pydantic import model_validator\nfrom titan.models import registry\n"
+        "from titan.models.llama3.args import LlamaArgs\n\n\n"
+        "class Args(LlamaArgs):\n    @model_validator(mode='after')\n    def rule(self):\n"
+        "        if self.dim > 32:\n            raise ValueError('dim is at most 32 here')\n        return self\n\n\n"
+        "small = Args(dim=32, n_heads=2)\n"
+        "registry.register(dataclasses.replace("
+        "registry.get('llama3'), name='strict', args=Args, flavors={'debugmodel': small}))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = refused(config(model={"name": "strict"}, experimental={"custom_import": "my_strict_model"}))
+    assert str(problem) == "model.args: dim is at most 32 here"
+
+
 def test_a_users_module_that_fails_is_one_problem_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,11 @@ def build(
         return model.model_validate(values), []
     except ValidationError as error:
         found: dict[str, Problem] = {}
-        for entry in error.errors(include_url=False, include_context=False):
+        for entry in error.errors(include_url=False):
+            if not entry["loc"]:  # a rule across the fields of a user's own arguments, in the user's words
+                place = prefix.rstrip(".")
+                found.setdefault(place, Problem(place, str(entry.get("ctx", {}).get("error", entry["msg"]))))
+                continue
             key, field, value = _locate(model, values, entry["loc"])
             place = f"{prefix}{key}"
             text = " ".join(part for part in (f"must be {rule_of(field)}.", remedy(value, field)) if part)
