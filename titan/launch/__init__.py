@@ -1,0 +1,13 @@
+"""Starts the processes of a run on this machine: `python -m titan.launch CONFIG [--section.key=value ...]`.
+
+A thin layer over torch's elastic agent, which is what torchrun runs too. It refuses before any process exists what
+can be refused, prepares the data before any process group waits for it, hands signals on to the workers, and ends
+with the first error as its last words. Exit codes are those of `titan.runtime.errors`; nothing is left running.
+
+Environment: NPROC, NNODES, RDZV_ENDPOINT, RDZV_ID, RDZV_TIMEOUT, MAX_RESTARTS, NUMA_BINDING, LOCAL_ADDR,
+OMP_NUM_THREADS, TITAN_DEVICE (see `settings.py`).
+"""
+
+from titan.launch.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,170 @@
+"""torch's elastic agent for one node, with signals handed on to the workers and failures told in order.
+
+As it comes, the agent answers SIGTERM by ending itself with a traceback and exit code 1 while its workers save,
+dies of SIGUSR1, restarts what will fail again, and after a failure waits 30 s for peers that hang in a collective.
+The changes: stop signals go to the workers and the agent waits for them; a failure that a restart would repeat is
+final; peers of a failed worker get `PEER_SECONDS` to fail by themselves, then are ended; nodes tell each other the
+first error through the rendezvous store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SubprocessContext
+
+from titan.launch.failures import Failure, first
+from titan.runtime.errors import STOPPED
+from titan.runtime.log import path as log_path
+
+PEER_SECONDS = 5.0
+NODES_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_FIRST, _COUNT = "titan/first", "titan/failed"
+
+log = logging.getLogger("titan.launch")
+
+
+class Agent(LocalElasticAgent):
+    """Starts, watches and ends the workers of this node.
+
+    Attributes:
+        failure: the first error of the last attempt, None while there is none.
+        stop_signal: the stop signal that was handed on to the workers, if any.
+    """
+
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *, folder: Path, tell: Callable[[str], None]) -> None:
+        super().__init__(spec, logs_specs, shutdown_timeout=int(PEER_SECONDS))
+        self.failure: Failure | None = None
+        self.stop_signal: signal.Signals | None = None
+        self._folder = folder
+        self._tell = tell
+        self._starting = False
+        self._pending: list[int] = []
+        self._ended: dict[int, float] = {}
+        self._killed: set[int] = set()
+
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler of stop signals: to the workers if they run, else the end of the launcher."""
+        if self._starting:
+            self._pending.append(number)  # half of the workers exist: no exception and no signal now
+        elif self._processes():
+            self._hand_on(number)
+        else:
+            raise SystemExit(STOPPED)
+
+    def _hand_on(self, number: int) -> None:
+        # A hang-up means to us what SIGTERM does; workers have no terminal.
+        given = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
+        if self.stop_signal is None:
+            self._tell(f"{given.name}: the workers finish their step, save and stop")
+        self.stop_signal = given
+        self._remaining_restarts = 0
+        for process in self._processes().values():
+            process.send_signal(given)  # to the worker alone, not to processes that it started
+
+    def _processes(self) -> dict[int, Any]:
+        """The running workers' Popen objects by local rank."""
+        context = self._pcontext
+        if not isinstance(context, SubprocessContext):
+            return {}
+        return {rank: one.proc for rank, one in context.subprocess_handlers.items() if one.proc.poll() is None}
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._ended, self._killed = {}, set()
+        self._starting = True
+        try:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            self._starting = False
+        for number in self._pending:
+            self._hand_on(number)
+        self._pending.clear()
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._look_for_failures():
+            self._wait_for_peers()
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed() and result.failures:
+            self._settle(worker_group, result)
+        return result
+
+    def _look_for_failures(self) -> bool:
+        """Notes when workers end; whether one failed."""
+        context = self._pcontext
+        if not isinstance(context, SubprocessContext):
+            return False
+        codes = {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
+        now = time.time()
+        for rank, code in codes.items():
+            if code is not None:
+                self._ended.setdefault(rank, now)
+        return any(code for code in codes.values())
+
+    def _wait_for_peers(self) -> None:
+        """Lets the peers of a failed worker find out for themselves, which gives each its own message, then ends them:
+        one that hangs in a collective, or only notes a SIGTERM for its next step, would never leave."""
+        until = time.monotonic() + PEER_SECONDS
+        while self._processes() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+            self._look_for_failures()
+        for rank, process in self._processes().items():
+            self._killed.add(rank)
+            process.kill()
+            process.wait()
+        self._look_for_failures()
+
+    def _settle(self, group: WorkerGroup, result: RunResult) -> None:
+        failures = []
+        for rank, found in result.failures.items():
+            where, local = log_path(self._folder, rank), found.local_rank
+            ended = self._ended.get(local, time.time())
+            failures.append(Failure.of(rank, found, ended=ended, by_us=local in self._killed, log=where))
+        self.failure = first(failures)
+        if group.group_world_size is not None and group.group_world_size > 1:
+            self.failure = self._first_of_nodes(group, self.failure)
+        if self.failure.is_final:
+            self._remaining_restarts = 0
+        elif self._remaining_restarts:
+            done = group.spec.max_restarts - self._remaining_restarts + 1
+            self._tell(f"{self.failure.report()}\ntitan: restart {done} of {group.spec.max_restarts}")
+
+    def _first_of_nodes(self, group: WorkerGroup, own: Failure) -> Failure:
+        """The first error of the whole run. Waits a little for the nodes that have not failed yet: one of them may have
+        the error, or may still need the store, which lives in one of the launchers."""
+        store: Any = group.store
+        attempt = group.spec.max_restarts - self._remaining_restarts
+        key = f"{_FIRST}/{attempt}"
+        until = time.monotonic() + NODES_SECONDS
+        try:
+            if not own.secondary:
+                store.compare_set(key, "", own.to_json())
+            store.add(f"{_COUNT}/{attempt}", 1)
+            while store.add(f"{_COUNT}/{attempt}", 0) < (group.group_world_size or 1) and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+            if own.secondary and store.check([key]):
+                return Failure.from_json(store.get(key).decode())
+        except RuntimeError as error:  # the store's launcher is gone; what this node knows has to do
+            log.warning("the other nodes cannot be asked for their errors: %s", error)
+        return own
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        super()._shutdown(death_sig, timeout)
+        context = self._pcontext
+        if not isinstance(context, SubprocessContext):
+            return
+        for handler in context.subprocess_handlers.values():
+            # Each worker leads a session; what it started and left behind is still in its group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(handler.proc.pid, signal.SIGKILL)

@@ -1,0 +1,119 @@
+"""From the command line to `run_workers`: everything that can be refused or prepared before a process exists.
+
+The order is that of cost: the environment and the file in a fraction of a second, then torch for the devices, the rules
+across fields, the run folder, the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from titan import config as configuration
+from titan.launch.settings import Settings
+from titan.runtime import log
+from titan.runtime.device import device_count, device_type
+from titan.runtime.errors import DONE, REFUSED, STOPPED, main_with_errors
+from titan.runtime.signals import STOP_SIGNALS
+
+_USAGE = """usage: python -m titan.launch CONFIG [--section.key=value ...]   (./train.sh does the same)
+
+Starts the processes of a run on this machine. Environment:
+  NPROC           processes here; default: as the degrees ask, on accelerators at most one each
+  NNODES          launchers that make up the run; RDZV_ENDPOINT=host:port says where they meet
+  RDZV_ID, RDZV_TIMEOUT, LOCAL_ADDR   name of the run, seconds to wait for nodes, address of this one
+  MAX_RESTARTS    restarts after a failure (0)
+  NUMA_BINDING    node, socket, exclusive or core-complex
+  OMP_NUM_THREADS default: CPU cores / NPROC
+  TITAN_DEVICE    cpu: leave accelerators alone
+Exit codes: 0 done, 1 failed, 2 refused, 3 loss not finite, 75 stopped in order (start it again), 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str], *, worker: Sequence[str] = ("-m", "titan", "train")) -> int:
+    """Launches a run and returns its exit code.
+
+    Args:
+        argv: CONFIG and overrides.
+        worker: arguments of Python that start one worker, before those of `argv`; the tests' own workers.
+    """
+    if argv and argv[0] in ("-h", "--help"):
+        print(_USAGE, end="")
+        return DONE
+    if not argv or argv[0].startswith("-"):
+        print(_USAGE, end="", file=sys.stderr)
+        return REFUSED
+    return main_with_errors(lambda: _launch(argv[0], argv[1:], worker))
+
+
+def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
+    settings = Settings.from_environment()
+    config = configuration.load(path, overrides)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported: now
+    kind = device_type()
+    processes = _processes(settings, config, kind)
+    resolved = configuration.resolve(config, processes * settings.nodes, kind)
+    folder = Path(config.job.dump_folder)
+    log.make_folder(folder)
+    _quiet_libraries(folder)
+    if settings.numa_binding and kind == "cpu":
+        raise configuration.ConfigError(
+            [
+                configuration.Problem(
+                    "NUMA_BINDING",
+                    "binds a process to the CPUs near its accelerator, and this run has none; leave it out.",
+                    value=settings.numa_binding,
+                    origin="environment",
+                )
+            ]
+        )
+    from titan.data import prepare
+
+    with _stop_at_once():
+        prepare(resolved.config.training, resolved.config.model)
+        from titan.launch.run import run_workers
+    command = [sys.executable, *worker, path, *overrides]
+    return run_workers(settings, command, processes=processes, folder=folder)
+
+
+def _processes(settings: Settings, config: configuration.Config, kind: str) -> int:
+    if settings.processes is not None:
+        return settings.processes
+    here = device_count(kind)
+    wanted = configuration.world_size_wanted(config, kind, here * settings.nodes)
+    share = -(-wanted // settings.nodes)  # an uneven one is refused by `resolve`, with the numbers
+    return share if kind == "cpu" else min(share, here)
+
+
+def _quiet_libraries(folder: Path) -> None:
+    """What torch elastic and Python warnings say goes to `log/launcher.txt`, if they say something."""
+    file = logging.FileHandler(folder / "log" / "launcher.txt", encoding="utf-8", delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.captureWarnings(True)
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher", "titan.launch", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.addHandler(file)
+        logger.propagate = False
+
+
+@contextmanager
+def _stop_at_once() -> Iterator[None]:
+    """Before there are workers a stop signal ends the launcher, with the exit code of a stop: nothing has begun."""
+    own = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Processes that the preparation started inherit the handler; they end as they would have without it.
+        raise SystemExit(STOPPED if os.getpid() == own else 128 + number)
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
