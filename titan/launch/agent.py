@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -30,7 +29,6 @@ from titan.runtime.log import path as log_path
 PEER_SECONDS = 5.0
 NODES_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-_FIRST, _COUNT = "titan/first", "titan/failed"
 
 log = logging.getLogger("titan.launch")
 
@@ -54,7 +52,7 @@ class Agent(LocalElasticAgent):
         self._ended: dict[int, float] = {}
         self._killed: set[int] = set()
 
-    def handle_signal(self, number: int, frame: FrameType | None) -> None:
+    def handle_signal(self, number: int) -> None:
         """The handler of stop signals: to the workers if they run, else the end of the launcher."""
         if self._starting:
             self._pending.append(number)  # half of the workers exist: no exception and no signal now
@@ -141,23 +139,27 @@ class Agent(LocalElasticAgent):
             self._tell(f"{self.failure.report()}\ntitan: restart {done} of {group.spec.max_restarts}")
 
     def _first_of_nodes(self, group: WorkerGroup, own: Failure) -> Failure:
-        """The first error of the whole run. Waits a little for the nodes that have not failed yet: one of them may have
-        the error, or may still need the store, which lives in one of the launchers."""
+        """The first error of the whole run. Waits a little for nodes that have not failed yet, one of which may
+        have it, and for all to have read it: the store lives in one of the launchers and ends with it."""
         store: Any = group.store
-        attempt = group.spec.max_restarts - self._remaining_restarts
-        key = f"{_FIRST}/{attempt}"
-        until = time.monotonic() + NODES_SECONDS
+        nodes, attempt = group.group_world_size or 1, group.spec.max_restarts - self._remaining_restarts
+        until, answer = time.monotonic() + NODES_SECONDS, own
+
+        def wait_for_all(counter: str) -> None:
+            store.add(counter, 1)
+            while store.add(counter, 0) < nodes and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+
         try:
             if not own.secondary:
-                store.compare_set(key, "", own.to_json())
-            store.add(f"{_COUNT}/{attempt}", 1)
-            while store.add(f"{_COUNT}/{attempt}", 0) < (group.group_world_size or 1) and time.monotonic() < until:
-                time.sleep(_POLL_SECONDS)
-            if own.secondary and store.check([key]):
-                return Failure.from_json(store.get(key).decode())
-        except RuntimeError as error:  # the store's launcher is gone; what this node knows has to do
-            log.warning("the other nodes cannot be asked for their errors: %s", error)
-        return own
+                store.compare_set(f"titan/first/{attempt}", "", own.to_json())
+            wait_for_all(f"titan/failed/{attempt}")
+            if own.secondary and store.check([f"titan/first/{attempt}"]):
+                answer = Failure.from_json(store.get(f"titan/first/{attempt}").decode())
+            wait_for_all(f"titan/told/{attempt}")
+        except RuntimeError as error:  # the launcher with the store is gone; what this node knows has to do
+            log.warning("the other nodes cannot be asked for their errors any more: %s", error)
+        return answer
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         super()._shutdown(death_sig, timeout)

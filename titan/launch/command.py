@@ -6,7 +6,6 @@ across fields, the run folder, the data.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -57,22 +56,12 @@ def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
     config = configuration.load(path, overrides)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported: now
     kind = device_type()
+    settings.check_device(kind)
     processes = _processes(settings, config, kind)
     resolved = configuration.resolve(config, processes * settings.nodes, kind)
     folder = Path(config.job.dump_folder)
     log.make_folder(folder)
-    _quiet_libraries(folder)
-    if settings.numa_binding and kind == "cpu":
-        raise configuration.ConfigError(
-            [
-                configuration.Problem(
-                    "NUMA_BINDING",
-                    "binds a process to the CPUs near its accelerator, and this run has none; leave it out.",
-                    value=settings.numa_binding,
-                    origin="environment",
-                )
-            ]
-        )
+    log.start_launcher(folder)
     from titan.data import prepare
 
     with _stop_at_once():
@@ -89,17 +78,6 @@ def _processes(settings: Settings, config: configuration.Config, kind: str) -> i
     wanted = configuration.world_size_wanted(config, kind, here * settings.nodes)
     share = -(-wanted // settings.nodes)  # an uneven one is refused by `resolve`, with the numbers
     return share if kind == "cpu" else min(share, here)
-
-
-def _quiet_libraries(folder: Path) -> None:
-    """What torch elastic and Python warnings say goes to `log/launcher.txt`, if they say something."""
-    file = logging.FileHandler(folder / "log" / "launcher.txt", encoding="utf-8", delay=True)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.captureWarnings(True)
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher", "titan.launch", "py.warnings"):
-        logger = logging.getLogger(name)
-        logger.addHandler(file)
-        logger.propagate = False
 
 
 @contextmanager

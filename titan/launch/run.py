@@ -10,22 +10,32 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from titan.launch.agent import Agent
 from titan.launch.settings import Settings
+from titan.runtime import log
 from titan.runtime.errors import DONE, FAILED, INTERRUPTED, STOPPED
 from titan.runtime.signals import LAUNCHER_PID, STOP_SIGNALS
 from titan.runtime.status import clear_status, read_status
+
+_CONNECT_SECONDS = 20
+"""Of one attempt to reach the hosting node, in which torch answers no signal."""
 
 
 def run_workers(settings: Settings, command: Sequence[str], *, processes: int, folder: Path) -> int:
@@ -37,16 +47,21 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
         processes: on this node.
         folder: the run folder; logs and status.json are found in it.
 
-    Returns an exit code of `titan.runtime.errors`. After a failure the last lines on standard error are the first error,
-    its rank and its log.
+    Returns an exit code of `titan.runtime.errors`. After a failure the last lines on standard error are the first
+    error, its rank and its log.
     """
+    log.start_launcher(folder)
     clear_status(folder)
     # torch registers its own handlers for the signals named here when workers start; ours are to stay.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-    with tempfile.TemporaryDirectory(prefix="titan-launch-") as error_files:
-        agent: Agent | None = None
+    agent: Agent | None = None
+    with (
+        tempfile.TemporaryDirectory(prefix="titan-launch-") as error_files,
+        # Read anew at each signal: until there is an agent, a signal ends the launcher.
+        _handlers(lambda number: agent.handle_signal(number) if agent else sys.exit(STOPPED)),
+    ):
         try:
-            handler = rendezvous.get_rendezvous_handler(_meeting(settings))
+            handler = _meet(settings)
             spec = WorkerSpec(
                 role="titan",
                 local_world_size=processes,
@@ -61,8 +76,7 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
             )
             agent = Agent(spec, _WorkerFiles(error_files, processes), folder=folder, tell=_tell)
             try:
-                with _handlers(agent):
-                    result = agent.run()
+                result = agent.run()
             finally:
                 handler.shutdown()
         except SignalException as error:
@@ -71,7 +85,7 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
         except RendezvousError as error:
             _tell(_apart(settings, error, agent))
             return FAILED
-        return _outcome(agent, failed=result is None or result.is_failed(), folder=folder)
+    return _outcome(agent, failed=result is None or result.is_failed(), folder=folder)
 
 
 def _outcome(agent: Agent, *, failed: bool, folder: Path) -> int:
@@ -95,12 +109,9 @@ def _outcome(agent: Agent, *, failed: bool, folder: Path) -> int:
     return failure.launcher_exit_code
 
 
-def _meeting(settings: Settings) -> RendezvousParameters:
-    if settings.nodes > 1:
-        _tell(
-            f"titan: waiting for {settings.nodes} nodes at {settings.endpoint}, {settings.rendezvous_seconds} s at most"
-        )
-    return RendezvousParameters(
+def _meet(settings: Settings) -> RendezvousHandler:
+    """Reaches the node that hosts the rendezvous, or becomes it."""
+    parameters = RendezvousParameters(
         backend="c10d",
         endpoint=settings.endpoint,
         run_id=settings.run_id,
@@ -108,9 +119,18 @@ def _meeting(settings: Settings) -> RendezvousParameters:
         max_nodes=settings.nodes,
         local_addr=settings.local_address,
         join_timeout=settings.rendezvous_seconds,
-        # Also the time that a node waits for the one that hosts the store to come up at all.
-        read_timeout=settings.rendezvous_seconds,
+        read_timeout=min(_CONNECT_SECONDS, settings.rendezvous_seconds),
     )
+    if settings.nodes > 1:
+        seconds = settings.rendezvous_seconds
+        _tell(f"titan: waiting for {settings.nodes} nodes at {settings.endpoint}, {seconds} s at most")
+    until = time.monotonic() + settings.rendezvous_seconds
+    while True:
+        try:
+            return rendezvous.get_rendezvous_handler(parameters)
+        except RendezvousConnectionError:  # the hosting node may start minutes after this one
+            if time.monotonic() > until:
+                raise
 
 
 def _apart(settings: Settings, error: RendezvousError, agent: Agent | None) -> str:
@@ -133,12 +153,12 @@ def _numa(settings: Settings) -> NumaOptions | None:
 
 
 @contextmanager
-def _handlers(agent: Agent) -> Iterator[None]:
-    """Stop signals go to the agent; a hang-up too, unless nohup has it ignored."""
+def _handlers(act: Callable[[int], None]) -> Iterator[None]:
+    """Calls `act` for stop signals; for a hang-up too, unless nohup has it ignored."""
     numbers = [*STOP_SIGNALS]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, agent.handle_signal) for number in numbers}
+    before = {number: signal.signal(number, lambda given, frame: act(given)) for number in numbers}
     try:
         yield
     finally:

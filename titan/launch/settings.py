@@ -72,10 +72,18 @@ class Settings:
             run_id = given.get("RDZV_ID") or given.get("SLURM_JOB_ID") or "titan"
         return cls(processes, nodes, endpoint, run_id, seconds, restarts, numa, local)
 
+    def check_device(self, kind: str) -> None:
+        """Raises ConfigError where a setting cannot work with this type of device."""
+        if self.numa_binding and kind == "cpu":
+            text = "binds a process to the CPUs near its accelerator, and this run uses none; leave it out."
+            raise ConfigError([_problem("NUMA_BINDING", text, self.numa_binding)])
+
 
 def _number(given: Mapping[str, str], name: str, default: int, least: int, problems: list[Problem]) -> int:
-    text = given.get(name) or str(default)
-    if text == str(default) or (text.isdecimal() and int(text) >= least):
+    text = given.get(name)
+    if not text:
+        return default
+    if text.isdecimal() and int(text) >= least:
         return int(text)
     problems.append(_problem(name, f"must be a whole number of at least {least}.", text))
     return default

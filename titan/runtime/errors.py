@@ -99,7 +99,8 @@ def _record(error: BaseException, code: int) -> None:
     """Writes torch elastic's error file, if a launcher asked for one and no earlier error of this process is in it."""
     text = summary(error)
     trace = text if is_for_the_user(error) else "".join(traceback.format_exception(error))
-    log.error("%s", trace, extra=logs.FILE_ONLY)
+    if log.hasHandlers():  # without, logging's last resort is the console, which `_tell` is for
+        log.error("%s", trace, extra=logs.FILE_ONLY)
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not target:
         return
@@ -118,7 +119,10 @@ def _tell(error: BaseException, code: int) -> None:
     console = logs.console_error()
     if not is_for_the_user(error):
         print("".join(traceback.format_exception(error)), file=console)
-    print(f"titan: {summary(error)}", file=console, flush=True)
+    text = summary(error)
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        text = f"{len(error.problems)} problems:\n{text}"
+    print(f"titan: {text}", file=console, flush=True)
 
 
 def _in_group() -> bool:

@@ -64,6 +64,18 @@ def start(folder: str | os.PathLike[str], rank: int, *, color: bool = True) -> N
         _add(ours, _ConsoleHandler(color))
 
 
+def start_launcher(folder: str | os.PathLike[str]) -> None:
+    """For the launcher: what torch elastic and Python warnings say goes to `log/launcher.txt`, if anything."""
+    stop()
+    file = logging.FileHandler(make_folder(folder) / "launcher.txt", encoding="utf-8", delay=True)
+    file.setFormatter(logging.Formatter(_FORMAT))
+    logging.captureWarnings(True)
+    for name in ("torch.distributed.elastic", "titan.launch", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.propagate = False  # torch's own handler, further up, writes to the console
+        _add(logger, file)
+
+
 def stop() -> None:
     """Closes the file and takes the handlers away."""
     for logger, handler in _ours:

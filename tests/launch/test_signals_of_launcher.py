@@ -1,0 +1,53 @@
+"""Signals to the launcher: workers agree, stop and leave status.json, and the exit code says "start me again"."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.launch.conftest import is_gone_within
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_stop_signal_ends_in_75_with_status_and_nothing_running(launch, number):
+    run = launch("steps")
+    run.wait_for("stepping-1")
+    run.process.send_signal(number)
+    code, _, err = run.end()
+    assert code == 75
+    status = json.loads((run.folder / "status.json").read_text())
+    assert status["status"] == "stopped"
+    assert "Traceback" not in err
+    assert all(is_gone_within(pid, 1) for pid in run.workers())
+
+
+def test_second_ctrl_c_ends_workers_that_do_not_come_to_their_next_step(launch):
+    run = launch("hang-both")
+    run.wait_for("hanging-0")
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for("noted-0")
+    run.process.send_signal(signal.SIGINT)
+    code, _, err = run.end(30)
+    assert code == 130
+    assert "Traceback" not in err
+    assert all(is_gone_within(pid, 1) for pid in run.workers())
+
+
+def test_signal_before_workers_exist_ends_in_75(launch):
+    run = launch("steps", NNODES="2", RDZV_ENDPOINT="localhost:29873")  # the other node never comes
+    line = run.process.stderr.readline()
+    assert "waiting for 2 nodes" in line
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.end(30)
+    assert (code, err) == (75, "")
+    assert not run.workers()
+
+
+def test_workers_of_a_killed_launcher_stop_in_order(launch):
+    run = launch("steps")
+    run.wait_for("stepping-1")
+    run.process.kill()
+    assert all(is_gone_within(pid, 15) for pid in run.workers())
+    assert json.loads((run.folder / "status.json").read_text())["reason"] == "launcher died"
