@@ -50,14 +50,13 @@ def _train(path: str, overrides: Sequence[str]) -> int:
     rank, _, world_size = rank_from_environment()
     folder = config.job.dump_folder
     launched = "TORCHELASTIC_RUN_ID" in os.environ
-    log.make_folder(folder)
+    log.start(folder, rank, color=not config.metrics.disable_color_printing)
     if not launched and world_size == 1:
         from titan.data import prepare
 
         clear_status(folder)
         prepare(config.training, config.model)  # shows its progress, so before the streams are turned to the log
     log.own_streams(folder, rank)
-    log.start(folder, rank, color=not config.metrics.disable_color_printing)
     from titan import trainer
 
     code = trainer.train(config)

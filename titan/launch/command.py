@@ -60,8 +60,7 @@ def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
     processes = _processes(settings, config, kind)
     resolved = configuration.resolve(config, processes * settings.nodes, kind)
     folder = Path(config.job.dump_folder)
-    log.make_folder(folder)
-    log.start_launcher(folder)
+    log.start_launcher(folder, color=not config.metrics.disable_color_printing)
     from titan.data import prepare
 
     with _stop_at_once():

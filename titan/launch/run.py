@@ -29,7 +29,6 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 from titan.launch.agent import Agent
 from titan.launch.settings import Settings
-from titan.runtime import log
 from titan.runtime.errors import DONE, FAILED, INTERRUPTED, STOPPED
 from titan.runtime.signals import LAUNCHER_PID, STOP_SIGNALS
 from titan.runtime.status import clear_status, read_status
@@ -50,7 +49,6 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
     Returns an exit code of `titan.runtime.errors`. After a failure the last lines on standard error are the first
     error, its rank and its log.
     """
-    log.start_launcher(folder)
     clear_status(folder)
     # torch registers its own handlers for the signals named here when workers start; ours are to stay.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"

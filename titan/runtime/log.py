@@ -58,15 +58,15 @@ def start(folder: str | os.PathLike[str], rank: int, *, color: bool = True) -> N
     file.setFormatter(logging.Formatter(_FORMAT))
     _add(logging.getLogger(), file)
     logging.captureWarnings(True)
-    ours = logging.getLogger("titan")
-    ours.setLevel(logging.INFO)
+    logging.getLogger("titan").setLevel(logging.INFO)
     if rank == 0:
-        _add(ours, _ConsoleHandler(color))
+        _to_console(color)
 
 
-def start_launcher(folder: str | os.PathLike[str]) -> None:
-    """For the launcher: what torch elastic and Python warnings say goes to `log/launcher.txt`, if anything."""
+def start_launcher(folder: str | os.PathLike[str], *, color: bool = True) -> None:
+    """For the launcher: our messages to the console, torch elastic's and Python warnings to `log/launcher.txt`."""
     stop()
+    _to_console(color)
     file = logging.FileHandler(make_folder(folder) / "launcher.txt", encoding="utf-8", delay=True)
     file.setFormatter(logging.Formatter(_FORMAT))
     logging.captureWarnings(True)
@@ -105,6 +105,12 @@ def own_streams(folder: str | os.PathLike[str], rank: int) -> None:
 def console_error() -> TextIO:
     """The standard error that the user sees."""
     return sys.stderr if _console_error is None else _console_error
+
+
+def _to_console(color: bool) -> None:
+    ours = logging.getLogger("titan")
+    ours.setLevel(logging.INFO)
+    _add(ours, _ConsoleHandler(color))
 
 
 def _add(logger: logging.Logger, handler: logging.Handler) -> None:

@@ -1,0 +1,55 @@
+"""Exits with 0 if this Python has titan from this checkout and every package that pyproject.toml asks for, else with 1.
+
+`python scripts/installed.py [EXTRA]`. Reads names and versions from the packages' metadata and imports none of them. An
+environment that `make_venv.py` has begun and not finished does not count.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  the Python on the PATH may be any
+    sys.exit(1)
+
+import re
+import tomllib
+from importlib import metadata, util
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+UNFINISHED = Path(sys.prefix) / "titan-setup-unfinished"
+
+
+def wanted(extra: str | None) -> list[str]:
+    """The requirements of the project, with those of an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else [])]
+
+
+def is_met(requirement: str) -> bool:
+    """Whether a requirement of the form `name>=1.2,<3` is installed; these two comparisons are all that we use."""
+    name, bounds = re.match(r"([A-Za-z0-9_.-]+?)\s*((?:[<>]=?.*)?)$", requirement).groups()
+    try:
+        version = numbers(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+    for bound in filter(None, bounds.split(",")):
+        sign, number = re.match(r"\s*([<>]=?)\s*(.+)", bound).groups()
+        if not (version >= numbers(number) if sign == ">=" else version < numbers(number)):
+            return False
+    return True
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """1.10.2+cpu to (1, 10, 2)."""
+    return tuple(int(part) for part in re.match(r"[\d.]+", version)[0].strip(".").split("."))
+
+
+def main() -> int:
+    if UNFINISHED.exists():
+        return 1
+    found = util.find_spec("titan")
+    here = found is not None and found.origin is not None and Path(found.origin).resolve().is_relative_to(ROOT)
+    return 0 if here and all(is_met(one) for one in wanted(sys.argv[1] if sys.argv[1:] else None)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
