@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from titan.models.layers.attention import Attend, AttendImpl
 from titan.parallelisms.context import allgather, ring
 from titan.parallelisms.context.operators import BlockAttention, block_attention_operator
-from titan.parallelisms.context.order import LoadBalancer, local_positions, shard_sequence
+from titan.parallelisms.context.order import LoadBalancer, check_halves, local_positions, shard_sequence
 from titan.parallelisms.context.ulysses import attend_heads
 
 __all__ = ["Method", "apply_context_parallel", "attend_impl", "local_positions", "shard_sequence"]
@@ -63,5 +63,6 @@ def apply_context_parallel(
 
 
 def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, *, operator: BlockAttention, group: str, headtail: bool) -> Tensor:
+    check_halves(q.shape[2], headtail)
     out, _logsumexp = operator(q, k, v, group, headtail)
     return out

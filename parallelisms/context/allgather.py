@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan.parallelisms.context.order import prefix_blocks, to_natural, to_ranks
-from titan.parallelisms.context.partial import PartialAttention, PartialGradients, finished, wide
+from titan.parallelisms.context.sums import PartialAttention, PartialGradients, finished, wide
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, headtail: bool) -> tuple[Tensor, Tensor]:
@@ -36,6 +36,26 @@ def backward(
     headtail: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Local dq, dk, dv; dk and dv summed over the queries of all ranks."""
+    dq, summed = _by_local_queries(grad_out, q, k, v, out, logsumexp, group, headtail)
+    by_rank = to_ranks(summed, group.size(), headtail=headtail)
+    own = by_rank.new_empty(k.shape[2], *by_rank.shape[1:])
+    dist.reduce_scatter_single(own, by_rank, group=group)
+    dk, dv = _heads_first(own)
+    return dq, finished(dk, k.dtype), finished(dv, v.dtype)
+
+
+def _by_local_queries(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    group: dist.ProcessGroup,
+    headtail: bool,
+) -> tuple[Tensor, Tensor]:
+    """dq, and what the local queries add to dK and dV of the whole sequence, `(seq, 2, batch, kv_heads, head_dim)`. Of
+    its own so that the gathered K/V is gone when the sums are put in order and sent."""
     gathered = _gathered(k, v, group, headtail)
     keys, values = _heads_first(gathered)
     summed = torch.zeros_like(gathered, dtype=wide(k.dtype))
@@ -43,11 +63,7 @@ def backward(
     gradients = PartialGradients(grad_out, q, out, logsumexp)
     for block in prefix_blocks(group.size(), group.rank(), q.shape[2], headtail=headtail):
         gradients.add(block, keys, values, dk, dv)
-    summed = to_ranks(summed, group.size(), headtail=headtail)
-    own = summed.new_empty(k.shape[2], *summed.shape[1:])
-    dist.reduce_scatter_single(own, summed, group=group)
-    dk, dv = _heads_first(own)
-    return gradients.result(), finished(dk, k.dtype), finished(dv, v.dtype)
+    return gradients.result(), summed
 
 
 def _gathered(k: Tensor, v: Tensor, group: dist.ProcessGroup, headtail: bool) -> Tensor:

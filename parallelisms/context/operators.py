@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan.models.layers.block_attention import empty_sequence_major
-from titan.parallelisms.context.partial import wide
+from titan.parallelisms.context.sums import wide
 
 BlockAttention = Callable[[Tensor, Tensor, Tensor, str, bool], tuple[Tensor, Tensor]]
 _Forward = Callable[[Tensor, Tensor, Tensor, dist.ProcessGroup, bool], tuple[Tensor, Tensor]]

@@ -48,27 +48,30 @@ def shard_sequence(tensor: Tensor, dim: int, cp: int, rank: int, load_balancer: 
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
+def check_halves(local: int, headtail: bool) -> None:
+    """Raises ValueError where a rank's tokens cannot be a head and a tail of equal length."""
+    if headtail and local % 2:
+        raise ValueError(f"headtail load balancing needs an even number of tokens a rank, not {local}")
+
+
 def to_natural(x: Tensor, cp: int, *, headtail: bool) -> Tensor:
     """Tokens of all ranks, one rank after the other along dim 0, put into the order of the sequence."""
     if not headtail:
         return x
-    by_rank = x.reshape(cp, 2, x.shape[0] // (2 * cp), *x.shape[1:])
-    # Chunks cp-1 .. 0 of the second half come last rank first. flip, not an index: no index tensor to copy to the
-    # device.
-    return torch.cat((by_rank[:, 0], by_rank[:, 1].flip(0))).flatten(0, 1)
+    held, parts = _rank_order(cp), x.chunk(2 * cp)
+    return torch.cat([parts[held.index(chunk)] for chunk in range(2 * cp)])
 
 
 def to_ranks(x: Tensor, cp: int, *, headtail: bool) -> Tensor:
     """The inverse of `to_natural`."""
     if not headtail:
         return x
-    head, tail = x.reshape(2, cp, x.shape[0] // (2 * cp), *x.shape[1:]).unbind(0)
-    return torch.stack((head, tail.flip(0)), dim=1).flatten(0, 2)
+    parts = x.chunk(2 * cp)
+    return torch.cat([parts[chunk] for chunk in _rank_order(cp)])
 
 
 def prefix_blocks(cp: int, rank: int, local: int, *, headtail: bool) -> list[Block]:
     """What a rank of `local` queries computes against the keys of the whole sequence in natural order."""
-    _check_even(local, headtail)
     chunks = local_chunks(cp, rank, "headtail" if headtail else None)
     size = local // len(chunks)
     blocks = []
@@ -86,7 +89,6 @@ def peer_block(rank: int, peer: int, local: int, *, headtail: bool) -> Block | N
     Under head-tail: its own keys are in ascending order, so they are one triangle. Of a peer before it, both its chunks
     see the head and neither sees the tail; of a peer behind it, only its tail chunk sees anything, and that is both.
     """
-    _check_even(local, headtail)
     everything, half = slice(0, local), local // 2
     if peer == rank:
         return Block(everything, everything, causal=True)
@@ -97,6 +99,11 @@ def peer_block(rank: int, peer: int, local: int, *, headtail: bool) -> Block | N
     return Block(slice(half, local), everything, causal=False)
 
 
+def _rank_order(cp: int) -> list[int]:
+    """Numbers of the head-tail chunks as the ranks hold them, one rank after the other."""
+    return [chunk for rank in range(cp) for chunk in local_chunks(cp, rank, "headtail")]
+
+
 def _chunk_size(seq_len: int, cp: int, load_balancer: LoadBalancer) -> int:
     chunks = cp * len(local_chunks(cp, 0, load_balancer))
     if seq_len % chunks:
@@ -104,8 +111,3 @@ def _chunk_size(seq_len: int, cp: int, load_balancer: LoadBalancer) -> int:
         nearest = max(chunks, round(seq_len / chunks) * chunks)
         raise ValueError(f"a sequence of {seq_len} tokens must divide by {rule}; {nearest} is the nearest")
     return seq_len // chunks
-
-
-def _check_even(local: int, headtail: bool) -> None:
-    if headtail and local % 2:
-        raise ValueError(f"headtail load balancing needs an even number of tokens a rank, not {local}")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan.parallelisms.context.order import peer_block
-from titan.parallelisms.context.partial import PartialAttention, PartialGradients, finished, wide
+from titan.parallelisms.context.sums import PartialAttention, PartialGradients, finished, wide
 
 _KV, _GRADIENTS = 0, 1  # tags: on gloo the two kinds of message between the same ranks must not be mistaken
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from titan.parallelisms.context.operators import all_to_all
-from titan.parallelisms.context.order import to_natural, to_ranks
+from titan.parallelisms.context.order import check_halves, to_natural, to_ranks
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, *, group: str, cp: int, headtail: bool) -> Tensor:
@@ -30,8 +30,7 @@ def attend_heads(q: Tensor, k: Tensor, v: Tensor, *, group: str, cp: int, headta
             'parallelism.context_parallel_rotate_method = "ulysses": needs heads / tensor_parallel_degree to divide by '
             f"context_parallel_degree ({heads} by {cp}): use allgather or alltoall, or other degrees"
         )
-    if headtail and q.shape[2] % 2:
-        raise ValueError(f"headtail load balancing needs an even number of tokens a rank, not {q.shape[2]}")
+    check_halves(q.shape[2], headtail)
     copies = math.lcm(kv_heads, cp) // kv_heads  # still divides the group: heads are a multiple of both
     if copies > 1:
         k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
