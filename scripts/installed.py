@@ -26,21 +26,18 @@ def wanted(extra: str | None) -> list[str]:
 
 def is_met(requirement: str) -> bool:
     """Whether a requirement of the form `name>=1.2,<3` is installed; these two comparisons are all that we use."""
-    name, bounds = re.match(r"([A-Za-z0-9_.-]+?)\s*((?:[<>]=?.*)?)$", requirement).groups()
+    name, *rest = re.split(r"(?=[<>])", requirement, maxsplit=1)
     try:
-        version = numbers(metadata.version(name))
+        version = numbers(metadata.version(name.strip()))
     except metadata.PackageNotFoundError:
         return False
-    for bound in filter(None, bounds.split(",")):
-        sign, number = re.match(r"\s*([<>]=?)\s*(.+)", bound).groups()
-        if not (version >= numbers(number) if sign == ">=" else version < numbers(number)):
-            return False
-    return True
+    bounds = rest[0].split(",") if rest else []
+    return all(version >= numbers(one) if ">=" in one else version < numbers(one) for one in bounds)
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """1.10.2+cpu to (1, 10, 2)."""
-    return tuple(int(part) for part in re.match(r"[\d.]+", version)[0].strip(".").split("."))
+    """The release that a version or a bound names: 1.10.2+cpu and >=1.10.2 are (1, 10, 2)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Makes .venv and installs the project into it, or mends one that is incomplete: `python scripts/make_venv.py [EXTRA]`.
 
-Two first starts at once must not install into each other: the second waits for a lock and then finds the work done. The lock
-is on pyproject.toml, which always exists, and the system frees it whatever happens to its holder. A mark in the
+Two first starts at once must not install into each other: the second waits for a lock and then finds the work done. The
+lock is on pyproject.toml, which always exists, and the system frees it whatever happens to its holder. A mark in the
 environment says that it is unfinished; one that was left by a killed start is made again from nothing.
 """
 
@@ -36,8 +36,9 @@ def make(extra: list[str]) -> None:
     UNFINISHED.touch()
     project = f"{ROOT}[{','.join(extra)}]" if extra else str(ROOT)
     say("installing the project and its packages into it; the first time takes some minutes")
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--editable", project]
-    subprocess.run(pip, check=True)
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
+    options = ["--disable-pip-version-check", *quiet, "--editable", project]
+    subprocess.run([str(PYTHON), "-m", "pip", "install", *options], check=True)
     UNFINISHED.unlink()
     say("installed")
 
@@ -56,9 +57,7 @@ def main(extra: list[str]) -> int:
         except subprocess.CalledProcessError as error:
             say(f"this failed, see above: {' '.join(error.cmd)}")
             if "venv" in error.cmd:
-                say(
-                    "on Debian and Ubuntu: apt install python3-venv. Any environment of yours with the project works too."
-                )
+                say("on Debian and Ubuntu: apt install python3-venv; or activate an environment that has the project")
             return 1
         except OSError as error:
             say(f"{VENV} cannot be made: {error}")
