@@ -86,7 +86,7 @@ def _hang(folder: Path, rank: int, stop: StopRequest) -> None:
 
 
 def main() -> int:
-    mode, folder = sys.argv[1:]
+    mode, folder = sys.argv[1:3]  # the launcher appends CONFIG and overrides
     stop = StopRequest.install()
     watch_launcher(stop, interval=0.1, grace=5.0)
     return main_with_errors(lambda: run(mode, Path(folder), stop))
