@@ -54,7 +54,7 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     agent: Agent | None = None
     with (
-        tempfile.TemporaryDirectory(prefix="titan-launch-") as error_files,
+        tempfile.TemporaryDirectory(prefix=".errors-", dir=folder / "log") as error_files,
         # Read anew at each signal: until there is an agent, a signal ends the launcher.
         _handlers(lambda number: agent.handle_signal(number) if agent else sys.exit(STOPPED)),
     ):
