@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,8 +149,14 @@ def _write_tokens(
     tally, digest = Tally(), hashlib.sha256()
     offsets = [0]
     count = 0
-    with (folder / "tokens.bin").open("wb") as file, progress.shown(source, workers) as advance:
-        for encoded in encode_all(source.documents(tally), tokenizer, encoding, workers):
+    encoding_all = encode_all(source.documents(tally), tokenizer, encoding, workers)
+    # Closed here and not by the garbage collector: an exception would keep it, and its processes, alive.
+    with (
+        closing(encoding_all) as batches,
+        (folder / "tokens.bin").open("wb") as file,
+        progress.shown(source, workers) as advance,
+    ):
+        for encoded in batches:
             raw = encoded.ids.tobytes()
             file.write(raw)
             digest.update(raw)

@@ -12,7 +12,7 @@ import os
 import queue
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 
@@ -32,7 +32,9 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def encode_all(texts: Iterator[str], tokenizer: Tokenizer, encoding: Encoding, workers: int) -> Iterator[Encoded]:
+def encode_all(
+    texts: Iterator[str], tokenizer: Tokenizer, encoding: Encoding, workers: int
+) -> Generator[Encoded, None, None]:
     """Encodes documents with `workers` processes. Raises what reading raises; RuntimeError where a process died."""
     batches = _batches(texts)
     head = list(islice(batches, _SMALL))
@@ -43,7 +45,7 @@ def encode_all(texts: Iterator[str], tokenizer: Tokenizer, encoding: Encoding, w
     yield from _in_processes(chain(head, batches), encoding, workers)
 
 
-def _in_processes(batches: Iterator[list[Piece]], encoding: Encoding, workers: int) -> Iterator[Encoded]:
+def _in_processes(batches: Iterator[list[Piece]], encoding: Encoding, workers: int) -> Generator[Encoded, None, None]:
     processes = [Worker(encoding) for _ in range(workers)]
     # Last in, first out: a short job starts only as many processes as it needs.
     idle: queue.LifoQueue[Worker] = queue.LifoQueue()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from titan.data import paths
 from titan.data.documents import Tally
@@ -43,7 +44,7 @@ class JsonFiles:
                         yield text
                 tally.done = before + file.tell()
 
-    def _rows(self, content: IO[bytes], path: Path, tally: Tally) -> Iterator[tuple[Any, str]]:
+    def _rows(self, content: BufferedIOBase, path: Path, tally: Tally) -> Iterator[tuple[Any, str]]:
         head = b""
         for number, line in enumerate(content, start=1):
             if number == 1:

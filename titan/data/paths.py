@@ -14,8 +14,9 @@ import lzma
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from titan.data.errors import DataError
 
@@ -75,7 +76,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def opened(path: Path) -> Iterator[tuple[BufferedIOBase, BufferedIOBase]]:
     """(content, file): the content is decompressed where the name ends in .gz, .bz2 or .xz; the file's `tell()` says
     how far reading is. Raises DataError, also from the reading inside the `with` block."""
     with readable(path), path.open("rb") as file:
