@@ -1,4 +1,17 @@
-"""Import this package as titan.checkpoint only: under a second name it would be a second registry."""
+"""Sharded checkpoints under global names: saved at one layout, loaded at any. Import it as titan.checkpoint only.
+
+`CheckpointManager` is what the trainer drives. The other files are one idea each: `pieces` and `state` (what is
+saved, under which key), `write` and `read` (tensors through DCP), `metadata` (reading a pickle that cannot run
+code), `folders` and `commit` (what is complete, and how a checkpoint becomes visible), `staging` (the copy that
+training may overwrite), `agreement` (one outcome on all ranks).
+"""
 
 if __name__ != "titan.checkpoint":
-    raise ImportError("import titan.checkpoint, not checkpoint: the folder at the top of the repository is reached through the titan package")
+    raise ImportError(
+        "import titan.checkpoint, not checkpoint: the folder at the top of the repository is reached through titan"
+    )
+
+from titan.checkpoint.errors import CheckpointError, CheckpointRefused
+from titan.checkpoint.manager import CheckpointManager
+
+__all__ = ["CheckpointError", "CheckpointManager", "CheckpointRefused"]

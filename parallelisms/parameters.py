@@ -1,8 +1,13 @@
-"""The parameters of this rank's model parts under their canonical, global names.
+"""Every parameter of this rank under one global name, whatever the layout has made of the module tree.
 
-Everything that speaks of parameters by name (initial weights, decay groups, the norm, checkpoints) reads this list, so that no wrapper's
-prefix, stage number or rank gets into a key. A tied parameter that stands on two pipeline stages has two entries of one name; the
-second is not counted: it is initialised and loaded like the first, but neither in the norm nor saved.
+A name is the FQN of the single-device model: wrappers of activation checkpointing and compile are stripped, and a
+pipeline stage keeps the names of the whole model. Initial weights, optimizer groups, the clip norm and checkpoints
+all rest on this one list.
+
+A tied parameter has one canonical name. Where one process or rank holds both uses as one Parameter, it is listed
+once. Where they are two Parameters (first and last pipeline stage, also on one rank under V schedules), the second
+is listed under the canonical name with `counted` False: it gets the same initial value, update and checkpoint, but
+enters the norm and a saved file only once.
 """
 
 from __future__ import annotations
@@ -17,7 +22,13 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.
 
 @dataclass(frozen=True)
 class NamedParameter:
-    """One parameter: its canonical FQN, the (local shard of the) parameter, and whether this entry stands for it in sums and saves."""
+    """A parameter and its place in the whole model.
+
+    Attributes:
+        fqn: canonical global name.
+        parameter: this rank's Parameter; a DTensor with the global shape where it is sharded.
+        counted: False for the second copy of a tied parameter: not in the norm, not saved, but loaded.
+    """
 
     fqn: str
     parameter: nn.Parameter
@@ -25,30 +36,51 @@ class NamedParameter:
 
 
 def canonical_fqn(name: str) -> str:
-    """The name without what activation checkpointing, compile or FSDP wrappers put into it."""
+    """The name in the single-device model: without the path segments that wrappers add."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def named_parameters(parts: Sequence[nn.Module], tied: Mapping[str, str]) -> list[NamedParameter]:
-    """Parameters of all parts in their order.
+    """Lists the parameters of this rank's model parts, in the order of the parts and of their modules.
 
     Args:
-        tied: second FQN to canonical FQN, as `{"output.weight": "tok_embeddings.weight"}`. A parameter that is truly shared within a
-            part appears once.
+        parts: the whole model, or this rank's pipeline stages.
+        tied: second name -> canonical name, such as {"output.weight": "tok_embeddings.weight"}.
 
     Raises:
-        ValueError: two parts hold the same name.
+        ValueError: two parameters have one name, or one Parameter has two names that are not declared as tied.
     """
-    found: list[NamedParameter] = []
-    taken: set[tuple[str, bool]] = set()
+    named: list[NamedParameter] = []
+    fqn_of: dict[int, str] = {}
+    seen: set[tuple[str, bool]] = set()
     for part in parts:
-        for name, parameter in part.named_parameters():
+        for name, parameter in part.named_parameters(remove_duplicate=False):
             own = canonical_fqn(name)
-            fqn, counted = tied.get(own, own), own not in tied
-            if (fqn, counted) in taken:
-                raise ValueError(f"two model parts of this rank hold a parameter named {own}")
-            taken.add((fqn, counted))
-            found.append(NamedParameter(fqn, parameter, counted))
-    return found
+            fqn = tied.get(own, own)
+            if id(parameter) in fqn_of:
+                if fqn_of[id(parameter)] != fqn:
+                    raise ValueError(
+                        f"{fqn_of[id(parameter)]} and {own} are one Parameter, but the model does not declare "
+                        f"them as tied: another layout would save two"
+                    )
+                continue
+            counted = own not in tied or _shared(parts, parameter, fqn)
+            if (fqn, counted) in seen:
+                raise ValueError(
+                    f"two parameters of this rank are named {own}: each name may stand in one model part only"
+                )
+            seen.add((fqn, counted))
+            fqn_of[id(parameter)] = fqn
+            named.append(NamedParameter(fqn, parameter, counted))
+    return named
+
+
+def _shared(parts: Sequence[nn.Module], parameter: nn.Parameter, fqn: str) -> bool:
+    """Whether the parameter, met under its second name first, stands under the canonical one too."""
+    return any(
+        other is parameter and canonical_fqn(name) == fqn
+        for part in parts
+        for name, other in part.named_parameters(remove_duplicate=False)
+    )

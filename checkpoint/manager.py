@@ -1,0 +1,286 @@
+"""What the trainer drives: when to save, saving now or in the background, going on from a checkpoint.
+
+Every rank makes the same calls in the same order. Training continues from the moment `save` returns; in the
+background mode the write and the rename happen on a thread with a process group of its own, so a checkpoint becomes
+visible without another call, and `poll` tells all ranks in the same step that it failed. `close` waits for it: the
+last checkpoint of a run is never lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from titan.checkpoint import commit
+from titan.checkpoint.agreement import Agreement
+from titan.checkpoint.errors import CheckpointRefused
+from titan.checkpoint.folders import EXPORTS, FORMAT, step_name
+from titan.checkpoint.pieces import Piece
+from titan.checkpoint.read import read_pieces
+from titan.checkpoint.source import Source, find
+from titan.checkpoint.staging import Staging
+from titan.checkpoint.state import MODEL, OPTIMIZER, model_pieces, optimizer_pieces
+from titan.config.schema_checkpoint import Checkpoint
+from titan.parallelisms.parameters import NamedParameter
+
+log = logging.getLogger("titan")
+_OWN_KEYS = ("format", "step", "torch", "written", "weights_only")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One folder to write: what `commit.save` takes."""
+
+    folder: Path
+    pieces: list[Piece]
+    state: str
+    keep: int
+
+
+class CheckpointManager:
+    """Saves and loads one run's model, optimizer and state. Making one is a collective call where a process group
+    exists.
+
+    Args:
+        section: the checkpoint section of the configuration.
+        folder: the run's checkpoint folder (dump_folder joined with checkpoint.folder).
+        parameters: this rank's, as `titan.parallelisms.parameters` lists them.
+        optimizer: over the same parameters.
+        timeout: how long a rank waits for the slowest writer.
+    """
+
+    def __init__(
+        self,
+        section: Checkpoint,
+        folder: Path,
+        parameters: Sequence[NamedParameter],
+        optimizer: Optimizer,
+        *,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> None:
+        self._section = section
+        self._folder = folder
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        # One group a thread: collectives of two threads on one group would meet in any order.
+        self._groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)] if distributed else []
+        self._agreement = Agreement(self._groups[0] if distributed else None)
+        self._background = Agreement(self._groups[1] if distributed else None)
+        self._thread = None if section.async_mode == "disabled" else ThreadPoolExecutor(1, "titan-checkpoint")
+        self._staging = Staging(pinned=section.async_mode == "async_with_pinned_mem")
+        self._running: Future[None] | None = None
+        self._saved: int | None = None
+        self._exported: int | None = None
+        on_cpu = all(named.parameter.device.type == "cpu" for named in self._parameters)
+        if section.async_mode == "async_with_pinned_mem" and on_cpu:
+            log.info("checkpoint: async_with_pinned_mem is async on CPU: there is no device to copy from")
+
+    def should_save(self, step: int, last: bool = False) -> bool:
+        """Whether to call `save` after this step; the same on all ranks. The last step always is, unless it is on
+        disk already.
+        """
+        section = self._section
+        if not section.enable or section.load_only:
+            return False
+        if last:
+            return self._saved != step or (section.last_save_model_only and self._exported != step)
+        due = step % section.interval == 0 or (step == 1 and section.enable_first_step_checkpoint)
+        return due and self._saved != step
+
+    def save(self, step: int, state: Mapping[str, Any], *, last: bool = False) -> None:
+        """Saves this step, once. A collective call; with async_mode it returns when the copy is made.
+
+        Args:
+            state: JSON values that `load` returns; the keys format, step, torch, written and weights_only are the
+                manager's.
+            last: also write the weights-only export, where checkpoint.last_save_model_only asks for it.
+
+        Raises:
+            CheckpointError: this save, or an earlier one in the background, failed; on all ranks.
+            TypeError, ValueError: the state is not JSON.
+        """
+        self.wait()
+        counted = [named for named in self._parameters if named.counted]
+        weights = model_pieces(counted)
+        jobs: list[_Job] = []
+        if self._saved != step:
+            pieces = [*weights, *optimizer_pieces(counted, self._optimizer)]
+            jobs.append(_Job(self._folder, pieces, _document(step, state, False), self._section.keep_latest_k))
+        if last and self._section.last_save_model_only and self._exported != step:
+            dtype = getattr(torch, self._section.export_dtype)
+            export = [_stored_as(one, dtype) for one in weights]
+            jobs.append(_Job(self._folder / EXPORTS, export, _document(step, state, True), 0))
+        if self._thread is None:
+            _write(jobs, step, lambda: None, self._agreement)
+        else:
+            staged, ready = self._stage(jobs)
+            self._running = self._thread.submit(_write, staged, step, ready, self._background)
+        self._saved = step
+        if last:
+            self._exported = step
+
+    def poll(self) -> None:
+        """Call once a step: raises CheckpointError on all ranks in the same step if the background save failed. No
+        wait.
+        """
+        if self._running is None:
+            return
+        done = torch.tensor(int(self._running.done()))
+        if self._groups:
+            dist.all_reduce(done, dist.ReduceOp.MIN, group=self._groups[0])
+        if done.item():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when no save is in flight; raises CheckpointError on all ranks if it failed."""
+        running, self._running = self._running, None
+        if running is not None:
+            try:
+                running.result()
+            except BaseException:
+                self._saved = self._exported = None
+                raise
+
+    def close(self) -> None:
+        """Waits for the save in flight and ends the thread and the groups; raises as `wait` does. Safe to call
+        twice.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            groups, self._groups = self._groups, []
+            if dist.is_available() and dist.is_initialized():
+                for group in groups:
+                    dist.destroy_process_group(group)
+
+    def load(self, fingerprints: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+        """Loads what this run begins from (see `titan.checkpoint.source`). A collective call, before the first step.
+
+        Args:
+            fingerprints: of this run's data and tokenizer, by name; compared with those in the state under
+                `fingerprints`.
+
+        Returns:
+            The state as it was saved, with `step`, less the keys in checkpoint.exclude_from_loading; None for a
+            fresh start and where only weights were taken, which begins at step 0.
+
+        Raises:
+            CheckpointRefused: it is not of this model, optimizer or data, is damaged, or is not trusted.
+            CheckpointError: it could not be read.
+        """
+        if not self._section.enable:
+            return None
+        source = self._agreement.first(f"looking for a checkpoint in {self._folder}", self._find)
+        if source is None:
+            log.info("checkpoint: none in %s, a fresh start", self._folder)
+            return None
+        excluded = set(self._section.exclude_from_loading)
+        if not source.weights_only and "dataloader" not in excluded:
+            self._check_fingerprints(source, fingerprints or {})
+        self._fill(source, with_optimizer=not source.weights_only and "optimizer" not in excluded)
+        if source.own:
+            self._saved = source.state["step"]
+            self._exported = source.state["step"] if source.exported else None
+        if source.weights_only:
+            return None
+        return {key: value for key, value in source.state.items() if key not in excluded}
+
+    def _find(self) -> Source | None:
+        section = self._section
+        if not section.load_only:
+            commit.recover(self._folder)
+            commit.recover(self._folder / EXPORTS)
+        initial = Path(section.initial_load_path) if section.initial_load_path else None
+        return find(
+            self._folder,
+            load_step=section.load_step,
+            initial=initial,
+            initial_weights_only=section.initial_load_model_only,
+        )
+
+    def _check_fingerprints(self, source: Source, fingerprints: Mapping[str, str]) -> None:
+        saved = source.state.get("fingerprints") or {}
+        other = [
+            f"{name}: {saved.get(name)} in the checkpoint, {mine} in this run"
+            for name, mine in fingerprints.items()
+            if saved.get(name) != mine
+        ]
+        if not other:
+            return
+        text = f"{source.folder} was trained on other data or with another tokenizer ({'; '.join(other)})"
+        if not self._section.allow_other_data:
+            raise CheckpointRefused(f"{text}: go back to them, or set checkpoint.allow_other_data = true")
+        log.warning("checkpoint: %s; loaded all the same, since checkpoint.allow_other_data is set", text)
+
+    def _fill(self, source: Source, *, with_optimizer: bool) -> None:
+        started = time.monotonic()
+        pieces = model_pieces(self._parameters)
+        if with_optimizer:
+            pieces += optimizer_pieces(self._parameters, self._optimizer)
+        parts = (MODEL, OPTIMIZER) if with_optimizer else (MODEL,)
+        casts = read_pieces(source.folder, pieces, self._agreement, parts=parts, cast=source.weights_only)
+        what = "weights, optimizer state and position" if with_optimizer else "weights"
+        log.info(
+            "checkpoint: loaded %s of step %s from %s in %.1f s",
+            what,
+            source.state["step"],
+            source.folder,
+            time.monotonic() - started,
+        )
+        if casts:
+            log.warning("checkpoint: %d weights were converted: %s, ...", len(casts), min(casts))
+
+    def _stage(self, jobs: Sequence[_Job]) -> tuple[list[_Job], Callable[[], None]]:
+        """Copies each tensor once, also where the export takes it too."""
+        every = {id(one.tensor): one for job in jobs for one in job.pieces}
+        copies, ready = self._staging.copy(list(every.values()))
+        copied = {key: one.tensor for key, one in zip(every, copies, strict=True)}
+        return [
+            replace(job, pieces=[replace(one, tensor=copied[id(one.tensor)]) for one in job.pieces]) for job in jobs
+        ], ready
+
+
+def _write(jobs: Sequence[_Job], step: int, ready: Callable[[], None], agreement: Agreement) -> None:
+    ready()
+    for job in jobs:
+        started = time.monotonic()
+        size = commit.save(job.folder, step, job.pieces, job.state, keep=job.keep, agreement=agreement)
+        log.info(
+            "checkpoint: saved %s, %.1f MiB in %.1f s",
+            job.folder / step_name(step),
+            size / 2**20,
+            time.monotonic() - started,
+        )
+
+
+def _document(step: int, state: Mapping[str, Any], weights_only: bool) -> str:
+    """Text of state.json, made now: the trainer may change its values while the rest is written."""
+    clash = [key for key in _OWN_KEYS if key in state and (key != "step" or state[key] != step)]
+    if clash:
+        raise ValueError(f"the state may not hold {', '.join(clash)}: these are the checkpoint's own")
+    own = {
+        "format": FORMAT,
+        "step": step,
+        "torch": torch.__version__,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "weights_only": weights_only,
+    }
+    return json.dumps({**own, **state}, indent=1)
+
+
+def _stored_as(one: Piece, dtype: torch.dtype) -> Piece:
+    return replace(one, stored=dtype) if one.stored.is_floating_point else one
