@@ -37,7 +37,7 @@ class Tally:
     def usable(self, value: Any, place: str) -> str | None:
         """The value where it is text to train on; else None, and counted."""
         if not isinstance(value, str):
-            self.skip("null" if value is None else f"a {type(value).__name__}, not text", place)
+            self.skip("null" if value is None else f"{type(value).__name__}, not text", place)
             return None
         if not value or value.isspace():
             self.skip("empty", place)

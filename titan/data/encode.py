@@ -2,7 +2,7 @@
 
 Documents travel in batches of about 256 KiB of text. A bounded window of batches is out at a time, so that memory stays
 flat however large the data, and answers are taken in the order of the questions. Little data is encoded here, since a
-process takes longer to start. A document above 4 M characters is cut into pieces at line ends that are followed by
+process takes longer to start. A document above 4 M characters is cut into pieces at line ends between
 text, where tokenizers split anyway; so one file of a gigabyte uses all cores and a bounded amount of memory.
 """
 
@@ -24,7 +24,7 @@ _BATCH_PIECES = 1024
 _PIECE_CHARACTERS = 4 << 20
 _SMALL = 8
 """Batches that are encoded in this process."""
-_LINE_END = re.compile(r"\n(?=\S)")
+_LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
 
 def default_workers() -> int:
@@ -91,8 +91,8 @@ def _batches(texts: Iterator[str]) -> Iterator[list[Piece]]:
 
 
 def pieces(text: str, longest: int) -> Iterator[Piece]:
-    """Cuts a document into pieces of at most `longest` characters: after the first line end that is followed by text in
-    the last quarter of a piece, else at its end."""
+    """Cuts a document into pieces of at most `longest` characters: after the first line end between text in the last
+    quarter of a piece, else at its end."""
     start = 0
     while True:
         stop = start + longest
