@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
-import pyarrow as arrow
+import datasets  # type: ignore[import-untyped]
+import pyarrow as arrow  # type: ignore[import-untyped]
 import pytest
 from pyarrow import parquet
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +38,10 @@ class Numbered:
         return rows, rows + 1
 
 
-def take(steps: int, rows: Numbered | None = None, **values: int) -> list[torch.Tensor]:
+def take(steps: int, **values: Any) -> list[torch.Tensor]:
     """Row numbers of each step, (accumulation, rows)."""
     defaults = {"global_rows": 8, "accumulation": 1, "batch_ranks": 1, "batch_rank": 0, "position": 0}
-    with StepLoader(rows or Numbered(), **{**defaults, **values}) as loader:
+    with StepLoader(Numbered(), **{**defaults, **values}) as loader:
         return [next(loader).inputs[:, :, 0] for _ in range(steps)]
 
 

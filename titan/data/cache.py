@@ -23,6 +23,7 @@ import os
 import shutil
 import tempfile
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def _write_tokens(
 ) -> dict[str, Any]:
     """Writes tokens.bin and offsets.npy; returns meta.json's content."""
     tally, digest = Tally(), hashlib.sha256()
-    offsets = [0]
+    offsets = array("q", [0])  # 8 bytes a document, of which there can be 10^8
     count = 0
     encoding_all = encode_all(source.documents(tally), tokenizer, encoding, workers)
     # Closed here and not by the garbage collector: an exception would keep it, and its processes, alive.
@@ -160,7 +161,7 @@ def _write_tokens(
             raw = encoded.ids.tobytes()
             file.write(raw)
             digest.update(raw)
-            offsets += [count + end for end in encoded.ends]
+            offsets.extend(count + end for end in encoded.ends)
             count += len(encoded.ids)
             advance(tally)
         file.flush()

@@ -23,7 +23,7 @@ def shown(source: Source, workers: int) -> Iterator[Callable[[Tally], None]]:
     from rich.console import Console  # here: only where there is a bar
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"tokenizing {source.name}", total=source.total)
         # The total again each time: some sources learn it when reading begins.
