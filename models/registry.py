@@ -68,6 +68,7 @@ class ModelSpec:
         stages: the order of its modules.
         init: (args, canonical FQN) to the rule of that parameter.
         tied: args to pairs (canonical FQN, second FQN) of one shared parameter.
+        parameter_count: args to the parameters of the whole model, a tied one counted once.
         flops_per_token: (args, seq_len) to the FLOPs of forward and backward of one token, recomputation not counted.
         check: (args, tp, cp, seq_len) to messages about what cannot be cut that way.
         n_layers: args to the number of blocks.
@@ -81,6 +82,7 @@ class ModelSpec:
     stages: Stages
     init: Callable[[Any, str], InitRule]
     n_layers: Callable[[Any], int]
+    parameter_count: Callable[[Any], int]
     flops_per_token: Callable[[Any, int], float]
     tied: Callable[[Any], tuple[tuple[str, str], ...]] = field(default=lambda args: ())
     check: Callable[..., list[str]] = field(default=lambda args, **degrees: [])

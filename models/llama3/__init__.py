@@ -14,6 +14,7 @@ SPEC = register(
         stages=plan.STAGES,
         init=plan.init_rule,
         n_layers=lambda args: args.n_layers,
+        parameter_count=plan.parameter_count,
         flops_per_token=plan.flops_per_token,
         tied=plan.tied,
         check=plan.check,
