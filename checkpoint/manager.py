@@ -8,12 +8,10 @@ last checkpoint of a run is never lost.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from titan.checkpoint import commit
+from titan.checkpoint import commit, jobs
 from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointRefused
-from titan.checkpoint.folders import EXPORTS, FORMAT, step_name
-from titan.checkpoint.pieces import Piece
+from titan.checkpoint.folders import EXPORTS
 from titan.checkpoint.read import read_pieces
 from titan.checkpoint.source import Source, find
 from titan.checkpoint.staging import Staging
@@ -35,17 +32,6 @@ from titan.config.schema_checkpoint import Checkpoint
 from titan.parallelisms.parameters import NamedParameter
 
 log = logging.getLogger("titan")
-_OWN_KEYS = ("format", "step", "torch", "written", "weights_only")
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One folder to write: what `commit.save` takes."""
-
-    folder: Path
-    pieces: list[Piece]
-    state: str
-    keep: int
 
 
 class CheckpointManager:
@@ -114,26 +100,28 @@ class CheckpointManager:
         self.wait()
         counted = [named for named in self._parameters if named.counted]
         weights = model_pieces(counted)
-        jobs: list[_Job] = []
+        todo: list[jobs.Job] = []
         if self._saved != step:
             pieces = [*weights, *optimizer_pieces(counted, self._optimizer)]
-            jobs.append(_Job(self._folder, pieces, _document(step, state, False), self._section.keep_latest_k))
+            text = jobs.document(step, state, weights_only=False)
+            todo.append(jobs.Job(self._folder, pieces, text, self._section.keep_latest_k))
         if last and self._section.last_save_model_only and self._exported != step:
             dtype = getattr(torch, self._section.export_dtype)
-            export = [_stored_as(one, dtype) for one in weights]
-            jobs.append(_Job(self._folder / EXPORTS, export, _document(step, state, True), 0))
+            text = jobs.document(step, state, weights_only=True)
+            todo.append(jobs.Job(self._folder / EXPORTS, jobs.stored_as(weights, dtype), text, 0))
         if self._thread is None:
-            _write(jobs, step, lambda: None, self._agreement)
+            jobs.write(todo, step, lambda: None, self._agreement)
         else:
-            staged, ready = self._stage(jobs)
-            self._running = self._thread.submit(_write, staged, step, ready, self._background)
+            staged, ready = jobs.stage(todo, self._staging)
+            self._running = self._thread.submit(jobs.write, staged, step, ready, self._background)
         self._saved = step
         if last:
             self._exported = step
 
     def poll(self) -> None:
-        """Call once a step: raises CheckpointError on all ranks in the same step if the background save failed. No
-        wait.
+        """Call once a step. Raises CheckpointError if the background save failed, on all ranks in the same step.
+
+        Ranks compare notes only while a save is in flight: one small all-reduce on a gloo group.
         """
         if self._running is None:
             return
@@ -243,44 +231,3 @@ class CheckpointManager:
         )
         if casts:
             log.warning("checkpoint: %d weights were converted: %s, ...", len(casts), min(casts))
-
-    def _stage(self, jobs: Sequence[_Job]) -> tuple[list[_Job], Callable[[], None]]:
-        """Copies each tensor once, also where the export takes it too."""
-        every = {id(one.tensor): one for job in jobs for one in job.pieces}
-        copies, ready = self._staging.copy(list(every.values()))
-        copied = {key: one.tensor for key, one in zip(every, copies, strict=True)}
-        return [
-            replace(job, pieces=[replace(one, tensor=copied[id(one.tensor)]) for one in job.pieces]) for job in jobs
-        ], ready
-
-
-def _write(jobs: Sequence[_Job], step: int, ready: Callable[[], None], agreement: Agreement) -> None:
-    ready()
-    for job in jobs:
-        started = time.monotonic()
-        size = commit.save(job.folder, step, job.pieces, job.state, keep=job.keep, agreement=agreement)
-        log.info(
-            "checkpoint: saved %s, %.1f MiB in %.1f s",
-            job.folder / step_name(step),
-            size / 2**20,
-            time.monotonic() - started,
-        )
-
-
-def _document(step: int, state: Mapping[str, Any], weights_only: bool) -> str:
-    """Text of state.json, made now: the trainer may change its values while the rest is written."""
-    clash = [key for key in _OWN_KEYS if key in state and (key != "step" or state[key] != step)]
-    if clash:
-        raise ValueError(f"the state may not hold {', '.join(clash)}: these are the checkpoint's own")
-    own = {
-        "format": FORMAT,
-        "step": step,
-        "torch": torch.__version__,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "weights_only": weights_only,
-    }
-    return json.dumps({**own, **state}, indent=1)
-
-
-def _stored_as(one: Piece, dtype: torch.dtype) -> Piece:
-    return replace(one, stored=dtype) if one.stored.is_floating_point else one

@@ -108,22 +108,22 @@ def _shard(part: nn.Module, mesh: meshes.Mesh) -> None:
 
 
 class Run:
-    """Model, optimizer and manager of this rank at a layout, with weights and moments of the given kinds."""
+    """Model, optimizer and manager of this rank at a layout, holding the values that tell their place, or zeros."""
 
     def __init__(self, layout: Layout, folder: Path, *, filled: bool, **section: Any) -> None:
         self.layout = layout
         self.mesh = meshes.build(layout.degrees, "cpu") if dist.is_initialized() else None
         self.parameters = self._named(0.0)
-        self.optimizer = AdamW([named.parameter for named in self.parameters], lr=1e-3)
-        if filled:
-            create_state(self.optimizer)
-            for name, tensor in self.values().items():
-                tensor.copy_(self.expected()[name])
-        else:
-            for named in self.parameters:
-                nn.init.zeros_(local(named.parameter))
+        self.optimizer = AdamW([named.parameter for named in self.parameters], lr=1e-3, fused=True)
+        self.manager = self.manager_of(folder, **section)
+        create_state(self.optimizer)
+        self._expected = self._values_by_kind()
+        for name, tensor in self.values().items():
+            tensor.copy_(self._expected[name]) if filled else tensor.zero_()
+
+    def manager_of(self, folder: Path, **section: Any) -> CheckpointManager:
         options = {"enable": True, "last_save_model_only": False, **section}
-        self.manager = CheckpointManager(Checkpoint(**options), folder, self.parameters, self.optimizer)
+        return CheckpointManager(Checkpoint(**options), folder, self.parameters, self.optimizer)
 
     def _named(self, kind: float) -> list[NamedParameter]:
         return named_parameters(parts(self.layout, kind, self.mesh), TIED if self.layout.tied else {})
@@ -137,7 +137,7 @@ class Run:
                 values[f"{number} {named.fqn} {name}"] = local(state)
         return values
 
-    def expected(self) -> dict[str, Tensor]:
+    def _values_by_kind(self) -> dict[str, Tensor]:
         values = {}
         for kind, suffix in ((0.0, ""), (0.25, " exp_avg"), (0.5, " exp_avg_sq")):
             for number, named in enumerate(self._named(kind)):
@@ -145,15 +145,10 @@ class Run:
                 values[f"{number} {named.fqn} step"] = torch.tensor(float(STEP))
         return values
 
-    def wrong(self) -> list[str]:
+    def wrong(self, *, weights_only: bool = False) -> list[str]:
         """Names whose values are not where and what they should be."""
-        values, expected = self.values(), self.expected()
-        assert values.keys() == expected.keys()
-        return [name for name in values if not torch.equal(values[name], expected[name])]
-
-    def wrong_weights(self) -> list[str]:
-        weights, expected = {name: v for name, v in self.values().items() if name.count(" ") == 1}, self.expected()
-        return [name for name, value in weights.items() if not torch.equal(value, expected[name])]
+        values = {name: one for name, one in self.values().items() if not weights_only or name.count(" ") == 1}
+        return [name for name, value in values.items() if not torch.equal(value, self._expected[name])]
 
 
 def local(tensor: Tensor) -> Tensor:
