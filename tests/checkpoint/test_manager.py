@@ -11,7 +11,9 @@ from torch import nn
 from torch.optim import SGD
 
 from tests.checkpoint.toy import manager, model, optimizer_of, same, saved, snapshot, steps_on_disk, train
-from titan.checkpoint import CheckpointError, CheckpointRefused
+from titan.checkpoint import CheckpointError, CheckpointManager, CheckpointRefused
+from titan.config.schema_checkpoint import Checkpoint
+from titan.parallelisms.parameters import NamedParameter
 
 pytestmark = pytest.mark.quick
 
@@ -277,3 +279,17 @@ def test_the_files_are_torchs_own_format(tmp_path):
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert whole["model.0.weight"].shape == (6, 4)
     assert json.loads((tmp_path / "step-1" / "state.json").read_text())["rows"] == 10
+
+
+def test_the_second_copy_of_a_tied_parameter_is_loaded_but_not_saved(tmp_path):
+    first, second = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.full((2, 3), 5.0))
+    optimizer = optimizer_of(nn.ParameterList([first, second]))
+    named = [NamedParameter("embed.weight", first), NamedParameter("embed.weight", second, counted=False)]
+    one = CheckpointManager(Checkpoint(enable=True), tmp_path, named, optimizer)
+    one.save(1, {})
+    with torch.no_grad():
+        first.zero_()
+        second.zero_()
+    assert one.load()["step"] == 1
+    assert torch.equal(first, torch.ones(2, 3))
+    assert torch.equal(second, torch.ones(2, 3))
