@@ -95,4 +95,4 @@ def _local(grad: Tensor) -> Tensor:
 
 
 def _pieces(grad: Tensor) -> Sequence[Tensor]:
-    return grad.reshape(-1).split(_PIECE) if grad.device.type == "cpu" else (grad,)
+    return torch.split(grad.reshape(-1), _PIECE) if grad.device.type == "cpu" else (grad,)

@@ -42,7 +42,7 @@ def build_optimizer(section: Optimizer, parameters: Sequence[NamedParameter]) ->
         }
         for decay in (True, False)
     ]
-    return _CLASSES[section.name](
+    optimizer: torch.optim.Optimizer = _CLASSES[section.name](
         groups,
         lr=section.lr,
         betas=(section.beta1, section.beta2),
@@ -50,3 +50,4 @@ def build_optimizer(section: Optimizer, parameters: Sequence[NamedParameter]) ->
         fused=section.implementation == "fused",
         foreach=section.implementation == "foreach",
     )
+    return optimizer
