@@ -163,3 +163,15 @@ def refuse(kind: str) -> None:
 def test_gradients_that_would_count_wrongly_are_refused(kind, words):
     with pytest.raises(RankError, match=rf"layers\.0\.w is a {words}"):
         run_ranks(refuse, 2, kind)
+
+
+def mix() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+    sharded = nn.Parameter(DTensor.from_local(torch.zeros(2), mesh, [Shard(0)]))
+    plain = nn.Parameter(torch.zeros(4))
+    build_optimizer(Optimizer(), [NamedParameter("sharded", sharded), NamedParameter("layers.0.plain", plain)])
+
+
+def test_plain_parameters_among_sharded_ones_are_refused_by_name():
+    with pytest.raises(RankError, match=r"layers\.0\.plain: plain among DTensors"):
+        run_ranks(mix, 2)

@@ -1,18 +1,22 @@
-"""Where numbers go: metrics.jsonl and TensorBoard, at full precision, from one process, one value a step also after a resume.
+"""Where numbers go: metrics.jsonl and TensorBoard, at full precision, from one process, one value a step also after a
+resume.
 
-A run that goes on from step k writes steps after k anew, so whatever an earlier attempt wrote there is dropped: lines of the file
-are cut, TensorBoard is told to purge.
+A run that goes on from step k writes the steps after k anew, so whatever an earlier attempt wrote there is dropped
+from both. TensorBoard's own scalar is a float32; these are written as its tensor-valued scalars of one double (what
+`tf.summary.scalar` writes): the scalars page shows them, and `EventAccumulator.Tensors(name)` reads them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan.config.schema import Metrics as Section
+from titan.metrics.event_files import keep_events_until
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -24,8 +28,13 @@ class Metrics:
     """The open sinks of one run; where `enabled` is False, all calls do nothing.
 
     Args:
-        folder: the run folder.
+        section: which sinks.
+        folder: the run folder, which exists.
+        enabled: True on exactly one rank.
         resumed_step: the last step that counts; 0 for a fresh run.
+
+    Raises:
+        OSError: a file cannot be written.
     """
 
     def __init__(self, section: Section, folder: Path, *, enabled: bool, resumed_step: int) -> None:
@@ -35,38 +44,52 @@ class Metrics:
             return
         if section.enable_jsonl:
             self._path = folder / NAME
-            keep_until(self._path, resumed_step)
+            keep_lines_until(self._path, resumed_step)
         if section.enable_tensorboard:
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder / section.save_tb_folder), purge_step=resumed_step + 1)
+            events = folder / section.save_tb_folder
+            keep_events_until(events, resumed_step)
+            # For a TensorBoard that is running and has read the dropped steps already.
+            self._writer = SummaryWriter(str(events), purge_step=resumed_step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One logged step; `values` are numbers that all ranks agreed on."""
+        """Writes one logged step, and has it on disk when it returns: a reader may follow.
+
+        Args:
+            step: from 1, higher than any logged before.
+            values: numbers of the whole job, by name. One that is not finite is null in the JSON, which has no NaN.
+        """
         if self._path is not None:
+            line = {"step": step, **{name: value if math.isfinite(value) else None for name, value in values.items()}}
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
+                file.write(json.dumps(line) + "\n")
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
             self._writer.flush()
 
     def close(self) -> None:
+        """May be called more than once."""
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
 
 
-def keep_until(path: Path, step: int) -> None:
+def keep_lines_until(path: Path, step: int) -> None:
     """Drops the lines of later steps, and a last line that was cut by a crash; the file is replaced in one rename."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    content = path.read_text(encoding="utf-8")
+    kept = "".join(line + "\n" for line in content.splitlines() if _step_of(line) <= step)
+    if kept != content:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(kept, encoding="utf-8")
+        temporary.replace(path)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # no line of ours, or half of one
+        return math.inf

@@ -1,4 +1,8 @@
-"""Profiler traces by the configuration: one folder a cycle, one JSON a rank, readable by Perfetto and chrome://tracing."""
+"""Profiler traces by the configuration: one folder a cycle, one JSON a rank, readable by Perfetto and chrome://tracing.
+
+A cycle is `profile_freq` steps: it waits, then warms the profiler up, then records the last `profiler_active` steps.
+Off, the loop pays one empty call a step.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +32,33 @@ class _Off:
 
 
 @contextlib.contextmanager
-def profile(section: Profiling, folder: Path, world: World) -> Iterator[Steps]:
-    """Records `profiler_active` steps of every `profile_freq`, after `profiler_warmup` that are thrown away."""
+def profile(section: Profiling, folder: Path, world: World, *, resumed_step: int = 0) -> Iterator[Steps]:
+    """Records `profiler_active` steps of every `profile_freq`, after `profiler_warmup` that are thrown away.
+
+    Args:
+        folder: the run folder; traces are `<save_traces_folder>/iteration_<last recorded step>/rank<rank>_trace.json`.
+        resumed_step: steps of the run that are done, so that a resumed run names its traces by its own steps.
+
+    Yields:
+        What to call `step()` on after each training step.
+    """
     if not section.enable_profiling:
         yield _Off()
         return
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if world.device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
     target = folder / section.save_traces_folder
 
     def write(profiler: torch.profiler.profile) -> None:
-        cycle = target / f"iteration_{profiler.step_num}"
+        step = resumed_step + profiler.step_num
+        cycle = target / f"iteration_{step}"
         cycle.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(cycle / f"rank{world.rank}_trace.json"))
-        log.info("profile of step %d in %s", profiler.step_num, cycle)
+        log.info("profile of step %d in %s", step, cycle)
 
     waits = section.profile_freq - section.profiler_warmup - section.profiler_active
+    activities = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]  # the CPU, any accelerator
     with torch.profiler.profile(
         activities=activities,
-        schedule=torch.profiler.schedule(
-            wait=waits, warmup=section.profiler_warmup, active=section.profiler_active
-        ),
+        schedule=torch.profiler.schedule(wait=waits, warmup=section.profiler_warmup, active=section.profiler_active),
         on_trace_ready=write,
     ) as profiler:
         yield profiler
