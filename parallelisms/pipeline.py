@@ -92,17 +92,18 @@ def build_schedule(
                 part, number, n_stages, device, input_args=given, output_args=returned, group=mesh.get_group()
             )
         )
-    options: dict[str, Any] = dict(
-        n_microbatches=microbatches, loss_fn=loss, scale_grads=False, kwargs_chunk_spec={"positions": _Replicate}
-    )
+    options: dict[str, Any] = dict(n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
+    built: _PipelineSchedule
     if csv_file is not None:
         # A private class: torch has no public way to run a schedule from a file. Used here and nowhere else.
-        runtime = _PipelineScheduleRuntime(stages, **options)
-        runtime._load_csv(str(csv_file), format="compute_comms" if csv_has_communication(csv_file) else "compute_only")
-        return runtime
-    schedule_class = get_schedule_class(schedule)
-    single = issubclass(schedule_class, PipelineScheduleSingle)
-    built: _PipelineSchedule = schedule_class(stages[0] if single else stages, **options)
+        built = _PipelineScheduleRuntime(stages, **options)
+        built._load_csv(str(csv_file), format="compute_comms" if csv_has_communication(csv_file) else "compute_only")
+    else:
+        schedule_class = get_schedule_class(schedule)
+        single = issubclass(schedule_class, PipelineScheduleSingle)
+        built = schedule_class(stages[0] if single else stages, **options)
+    # All microbatches have the same positions. Not an argument: LoopedBFS's constructor does not take it.
+    built._kwargs_chunk_spec = {"positions": _Replicate}
     return built
 
 

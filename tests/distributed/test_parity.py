@@ -75,6 +75,7 @@ def expected(shape: tuple[tuple[str, Any], ...], max_norm: float) -> tuple[dict[
         tiny.rows_of(tiny.STEPS),
         lr=rates,
         max_norm=max_norm,
+        eps=tiny.EPS,
         n_layers=args["n_layers"],
         n_heads=args["n_heads"],
         n_kv_heads=args["n_kv_heads"],
@@ -149,7 +150,7 @@ TENSOR = [
     "tp=2,args.tie_embeddings=true",
     "tp=2,dp_shard=2,args.tie_embeddings=true,training.local_batch_size=2",
     "tp=2,parallelism.disable_loss_parallel=true",
-    "tp=2,args.n_heads=6,args.n_kv_heads=3",
+    "tp=2,args.dim=96,args.n_heads=6,args.n_kv_heads=3",
     "tp=2,training.max_norm=0.01,activation_checkpoint.mode=full",
 ]
 CONTEXT = [
