@@ -1,8 +1,8 @@
 """The registry of models: what generic code knows about a model, as data, with no torch imported.
 
-A model is one folder that declares a `ModelSpec`: its arguments and flavors, the FQNs that tensor parallelism shards and how,
-the order of its modules for pipeline stages, and how each kind of weight is drawn. The nn.Module itself is named by a dotted
-path and imported only when built, so that checking a configuration costs no torch import.
+A model is one folder that declares a `ModelSpec`: its arguments and flavors, the FQNs that tensor parallelism shards
+and how, the order of its modules for pipeline stages, and how each kind of weight is drawn. The nn.Module itself is
+named by a dotted path and imported only when built, so that checking a configuration costs no torch import.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ModelArgs(BaseModel):
 
 @dataclass(frozen=True)
 class Stages:
-    """Order of the modules: `first` opens the model, `blocks` names the ModuleDict of repeated layers, `last` closes it."""
+    """Order of the modules: `first` opens the model, `blocks` names the ModuleDict of repeated layers, `last` closes
+    it.
+    """
 
     first: tuple[str, ...]
     blocks: str
@@ -88,7 +90,9 @@ class ModelSpec:
     check: Callable[..., list[str]] = field(default=lambda args, **degrees: [])
 
     def build(self, args: ModelArgs) -> nn.Module:
-        """The single-device module, built on torch's current default device (`with torch.device("meta")` for no memory)."""
+        """The single-device module, built on torch's current default device (`with torch.device("meta")` for no
+        memory).
+        """
         path, _, name = self.module.partition(":")
         module: nn.Module = getattr(importlib.import_module(path), name)(args)
         return module

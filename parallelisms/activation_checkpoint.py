@@ -1,7 +1,9 @@
-"""Activation checkpointing of blocks (Chen et al., 2016, arXiv:1604.06174): none, full, every n-th block, or per operator.
+"""Activation checkpointing of blocks (Chen et al., 2016, arXiv:1604.06174): none, full, every n-th block, or per
+operator.
 
-Per operator, the outputs of attention, of collectives and of every second matrix product are kept, and the rest is computed again: what
-is dear to recompute is saved. The numbers do not change, bit for bit; a test counts what runs twice.
+Per operator, the outputs of attention, of collectives and of every second matrix product are kept, and the rest is
+computed again: what is dear to recompute is saved. The numbers do not change, bit for bit; a test counts what runs
+twice.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def _policy(products: dict[str, int], ctx: Any, operator: Any, *_args: Any, **_k
 
 
 def _contexts() -> tuple[Any, Any]:
-    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(partial(_policy, defaultdict(int)))
+    policy = partial(_policy, defaultdict(int))
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
     return contexts
 
 

@@ -1,7 +1,8 @@
 """`torch.compile` of each block, fullgraph: equal blocks share one compilation, and collectives of FSDP stay outside.
 
-Compiled before `fully_shard`, so that its hooks run around the compiled region. Schedules that split the backward run each graph's
-backward twice, which AOTAutograd's donated buffers forbid (torch 2.13); they are switched off for the process then.
+Compiled before `fully_shard`, so that its hooks run around the compiled region. Schedules that split the backward
+run each graph's backward twice, which AOTAutograd's donated buffers forbid (torch 2.13); they are switched off for
+the process then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def check_compiler(backend: str, device_type: str) -> None:
         get_cpp_compiler()
     except (InvalidCxxCompiler, RuntimeError) as error:
         raise CompilerMissing(
-            "compile.enable = true: inductor found no C++ compiler on this machine; install g++ or clang (or name one in CXX), "
+            "compile.enable = true: inductor found no C++ compiler on this machine; install g++ or clang (or name one "
+            "in CXX), "
             'set compile.backend = "aot_eager", or compile.enable = false'
         ) from error
 

@@ -1,14 +1,17 @@
-"""FSDP, HSDP and DDP through one path: `fully_shard` of each block over the mesh (dp_replicate, fsdp), also where both are 1.
+"""FSDP, HSDP and DDP through one path: `fully_shard` of each block over the mesh (dp_replicate, fsdp), also where
+both are 1.
 
-Degree 1 x 1 still goes through it when there is more than one process, so that tp-only and pp-only runs get the same mixed
-precision and the same reduced DTensor gradients. Every reduction is a SUM: the loss is divided by the global token count already.
-Parameters are gathered in the compute dtype, gradients are reduced in float32, masters and optimizer state stay in the master dtype.
+Degree 1 x 1 still goes through it when there is more than one process, so that tp-only and pp-only runs get the same
+mixed precision and the same reduced DTensor gradients. Every reduction is a SUM: the loss is divided by the global
+token count already. Parameters are gathered in the compute dtype, gradients are reduced in float32, masters and
+optimizer state stay in the master dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -21,8 +24,8 @@ class DataParallel:
     """How parameters are kept between uses.
 
     Attributes:
-        reshard_after_forward: free the gathered block after its forward (True), keep it until its backward (False), or keep
-            it sharded over this many ranks (int).
+        reshard_after_forward: free the gathered block after its forward (True), keep it until its backward (False),
+            or keep it sharded over this many ranks (int).
         param_dtype: dtype of compute.
         reduce_dtype: dtype of the gradient reduction.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
@@ -46,8 +49,9 @@ class DataParallel:
 def resolve_reshard(option: str | int, *, pipelined: bool) -> bool | int:
     """`fsdp_reshard_after_forward` as torch takes it. The default keeps blocks gathered under a pipeline.
 
-    A pipeline would gather each block again for every microbatch; and under schedules that split the backward, hooks that free and
-    gather again give wrong gradients without an error (torch 2.13), which a rule of the configuration refuses.
+    A pipeline would gather each block again for every microbatch; and under schedules that split the backward, hooks
+    that free and gather again give wrong gradients without an error (torch 2.13), which a rule of the configuration
+    refuses.
     """
     if isinstance(option, int):
         return option
@@ -57,13 +61,19 @@ def resolve_reshard(option: str | int, *, pipelined: bool) -> bool | int:
 def skips_sync_in_accumulation(option: DataParallel, fsdp: int) -> bool:
     """Whether gradients may stay unreduced between accumulation steps: only where whole gradients fit anyway.
 
-    True where parameters are not sharded, or are kept gathered by choice; otherwise every accumulation step reduces into shards.
+    True where parameters are not sharded, or are kept gathered by choice; otherwise every accumulation step reduces
+    into shards.
     """
     return fsdp == 1 or option.reshard_after_forward is False
 
 
 def apply_data_parallel(
-    part: nn.Module, *, blocks: Sequence[nn.Module], groups: Sequence[Sequence[nn.Module]], mesh: DeviceMesh, option: DataParallel
+    part: nn.Module,
+    *,
+    blocks: Sequence[nn.Module],
+    groups: Sequence[Sequence[nn.Module]],
+    mesh: DeviceMesh,
+    option: DataParallel,
 ) -> None:
     """Shards one model part in place.
 
@@ -96,7 +106,7 @@ def apply_data_parallel(
 
 
 def _prefetch_neighbours(blocks: Sequence[FSDPModule]) -> None:
-    for block, following in zip(blocks, blocks[1:], strict=False):
+    for block, following in pairwise(blocks):
         block.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([block])
 

@@ -1,8 +1,9 @@
 """Cross-entropy summed over this rank's tokens and divided by the valid tokens of the whole global batch.
 
-Every valid token weighs the same in every layout: the divisor is counted once a step over all ranks, and all later reductions are
-sums. With the vocabulary sharded over tp, each rank keeps its columns of the logits; three small all-reduces (maximum, sum of
-exponentials, logit of the target) replace the gathering of `(tokens, vocab)`. Losses and probabilities are float32.
+Every valid token weighs the same in every layout: the divisor is counted once a step over all ranks, and all later
+reductions are sums. With the vocabulary sharded over tp, each rank keeps its columns of the logits; three small
+all-reduces (maximum, sum of exponentials, logit of the target) replace the gathering of `(tokens, vocab)`. Losses
+and probabilities are float32.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _VocabParallelCrossEntropy(Function):
         return torch.where(valid, sums[0].log() - sums[1], 0.0).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, column, mine, valid = ctx.saved_tensors
         logits_grad = probabilities * (grad * valid)[:, None]
         logits_grad.scatter_add_(1, column[:, None], (-grad * mine)[:, None])
@@ -63,15 +64,17 @@ class TokenLoss:
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """logits `(batch, seq, vocab)` (or this rank's columns) in any float dtype, labels `(batch, seq)` int64."""
         if self.valid_tokens is None:
-            raise RuntimeError("set valid_tokens, the count over the whole global batch, before the first forward of a step")
+            raise RuntimeError(
+                "set valid_tokens, the count over the whole global batch, before the first forward of a step"
+            )
         if self._vocab_shard is None:
             return self._summed(logits, labels) / self.valid_tokens
         group, start = self._vocab_shard
-        total: Tensor = _VocabParallelCrossEntropy.apply(logits.flatten(0, 1).float(), labels.flatten(), start, group)
+        total: Tensor = _VocabParallelCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            logits.flatten(0, 1).float(), labels.flatten(), start, group
+        )
         return total / self.valid_tokens
 
 
 def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-
-

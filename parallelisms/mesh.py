@@ -1,8 +1,9 @@
 """One flat world of ranks, seen under the names that the code asks for.
 
-The order from outermost to innermost is pp, dp_replicate, dp_shard, cp, tp: tp talks most and sits on neighbouring ranks. FSDP shards
-over `fsdp = dp_shard x cp`, since cp ranks hold different tokens of the same model. The views are made with `_unflatten` of the flat mesh,
-because slicing a dimension made by `_flatten` is deprecated; it is a private method, used here and nowhere else.
+The order from outermost to innermost is pp, dp_replicate, dp_shard, cp, tp: tp talks most and sits on neighbouring
+ranks. FSDP shards over `fsdp = dp_shard x cp`, since cp ranks hold different tokens of the same model. The views are
+made with `_unflatten` of the flat mesh, because slicing a dimension made by `_flatten` is deprecated; it is a
+private method, used here and nowhere else.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def coordinates(rank: int, degrees: Degrees) -> dict[str, int]:
 def build(degrees: Degrees, device_type: str) -> Mesh:
     """Makes the views; a collective call. The default process group must hold exactly `degrees.world_size` ranks."""
     if dist.get_world_size() != degrees.world_size:
-        raise ValueError(f"the degrees ({degrees}) ask for {degrees.world_size} processes, the group has {dist.get_world_size()}")
+        raise ValueError(
+            f"the degrees ({degrees}) ask for {degrees.world_size} processes, the group has {dist.get_world_size()}"
+        )
     flat = init_device_mesh(device_type, (degrees.world_size,), mesh_dim_names=("world",))
     root = flat._unflatten(
         0,

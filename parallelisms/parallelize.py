@@ -1,10 +1,13 @@
 """Composes the parallelisms over a model, in the one order that is right, a log line each.
 
-Pipeline split, tensor, context, activation checkpointing, compile, then FSDP/HSDP/DDP; then memory, then initial weights:
-  - tensor parallelism first, since FSDP shards what it leaves, and checkpointing would hide the modules that its plan names;
+Pipeline split, tensor, context, activation checkpointing, compile, then FSDP/HSDP/DDP; then memory, then initial
+weights:
+  - tensor parallelism first, since FSDP shards what it leaves, and checkpointing would hide the modules that its
+    plan names;
   - checkpointing inside compile, so that the compiler sees what is recomputed;
   - `fully_shard` last, so that its hooks run around the compiled region and gather what the inner layers compute with.
-A model is built on the meta device and cut before it gets memory: no rank ever holds a full tensor that it does not own.
+A model is built on the meta device and cut before it gets memory: no rank ever holds a full tensor that it does not
+own.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ from titan.models.registry import ModelArgs, ModelSpec
 from titan.parallelisms.activation_checkpoint import apply_activation_checkpoint
 from titan.parallelisms.compile import apply_compile, check_compiler
 from titan.parallelisms.context import apply_context_parallel, local_positions
-from titan.parallelisms.data_parallel import DataParallel, apply_data_parallel, resolve_reshard, skips_sync_in_accumulation
+from titan.parallelisms.data_parallel import (
+    DataParallel,
+    apply_data_parallel,
+    resolve_reshard,
+    skips_sync_in_accumulation,
+)
 from titan.parallelisms.initialize import initialize
 from titan.parallelisms.loss import TokenLoss
 from titan.parallelisms.mesh import Mesh
@@ -95,8 +103,12 @@ def plan_stages(spec: ModelSpec, args: ModelArgs, parallelism: Parallelism, pp: 
         ranks = csv_stage_ranks(Path(csv_file))
     else:
         given = parallelism.module_fqns_per_model_part
-        n_stages = len(given) if given else count_stages(
-            schedule, pp, n_layers, layers_per_stage=parallelism.pipeline_parallel_layers_per_stage, **less
+        n_stages = (
+            len(given)
+            if given
+            else count_stages(
+                schedule, pp, n_layers, layers_per_stage=parallelism.pipeline_parallel_layers_per_stage, **less
+            )
         )
         ranks = stage_ranks(schedule, pp, n_stages)
     modules: Sequence[Sequence[str]] = parallelism.module_fqns_per_model_part or stage_modules(
@@ -119,7 +131,9 @@ def build(
     seed: int,
     log: Log,
 ) -> Assembly:
-    """Builds this rank's share of the model with its initial weights. A collective call; `mesh` is None for one process."""
+    """Builds this rank's share of the model with its initial weights. A collective call; `mesh` is None for one
+    process.
+    """
     compiled = compile.enable and "model" in compile.components
     if compile.enable:
         check_compiler(compile.backend, device.type)
@@ -202,7 +216,10 @@ def _cut(spec: ModelSpec, args: ModelArgs, stages: StagePlan | None, mesh: Mesh 
     if stages is None or mesh is None:
         return [whole()]
     mine = stages.of(mesh.pp_rank)
-    log(f"pipeline: {len(stages.ranks)} stages on {mesh.degrees.pp} ranks, of " + " | ".join(map(_summary, stages.modules)))
+    log(
+        f"pipeline: {len(stages.ranks)} stages on {mesh.degrees.pp} ranks, of "
+        + " | ".join(map(_summary, stages.modules))
+    )
     return [keep_modules(whole(), spec.stages, stages.modules[stage]) for stage in mine]
 
 
@@ -315,7 +332,10 @@ def _log_composition(
         log(f"tensor parallel: {mesh.degrees.tp} ranks, with sequence parallelism and {loss}")
     if mesh and mesh.cp:
         balance = parallelism.context_parallel_load_balancer or "no"
-        log(f"context parallel: {mesh.degrees.cp} ranks, {parallelism.context_parallel_rotate_method}, {balance} load balancing")
+        log(
+            f"context parallel: {mesh.degrees.cp} ranks, {parallelism.context_parallel_rotate_method}, {balance} load "
+            "balancing"
+        )
     if activation_checkpoint.mode != "none":
         detail = f" ({activation_checkpoint.selective_ac_option})" if activation_checkpoint.mode == "selective" else ""
         log(f"activation checkpointing: {activation_checkpoint.mode}{detail}")
@@ -323,8 +343,13 @@ def _log_composition(
         log(f"compile: {', '.join(compile.components)} with {compile.backend}")
     if mesh:
         degrees = mesh.degrees
-        kind = "HSDP" if degrees.dp_replicate > 1 and degrees.fsdp > 1 else "DDP" if degrees.dp_replicate > 1 else "FSDP"
+        kind = (
+            "HSDP" if degrees.dp_replicate > 1 and degrees.fsdp > 1 else "DDP" if degrees.dp_replicate > 1 else "FSDP"
+        )
         log(
-            f"data parallel: {kind} over dp_replicate {degrees.dp_replicate} x fsdp {degrees.fsdp}, reshard after forward "
-            f"{option.reshard_after_forward}, compute {option.param_dtype}, reduce {option.reduce_dtype}".replace("torch.", "")
+            f"data parallel: {kind} over dp_replicate {degrees.dp_replicate} x fsdp {degrees.fsdp}, reshard "
+            "after forward "
+            f"{option.reshard_after_forward}, compute {option.param_dtype}, reduce {option.reduce_dtype}".replace(
+                "torch.", ""
+            )
         )

@@ -1,7 +1,9 @@
-"""Pipeline stages and schedules: cuts a model by module names, and builds torch's schedule over the stages of this rank.
+"""Pipeline stages and schedules: cuts a model by module names, and builds torch's schedule over the stages of this
+rank.
 
-The loss is a sum divided by the global token count already, so the schedule must not scale gradients. Shapes between stages are known
-from the degrees and given to each stage, which saves torch's trial forward and backward. A tied weight that stands on two stages is
+The loss is a sum divided by the global token count already, so the schedule must not scale gradients. Shapes between
+stages are known from the degrees and given to each stage, which saves torch's trial forward and backward. A tied
+weight that stands on two stages is
 one parameter all the same: its two gradients are exchanged and added before the norm, and it counts and saves once.
 """
 
@@ -96,14 +98,14 @@ def build_schedule(
     built: _PipelineSchedule
     if csv_file is not None:
         # A private class: torch has no public way to run a schedule from a file. Used here and nowhere else.
-        built = _PipelineScheduleRuntime(stages, **options)
+        built = _PipelineScheduleRuntime(stages, **options)  # type: ignore[no-untyped-call]
         built._load_csv(str(csv_file), format="compute_comms" if csv_has_communication(csv_file) else "compute_only")
     else:
         schedule_class = get_schedule_class(schedule)
         single = issubclass(schedule_class, PipelineScheduleSingle)
         built = schedule_class(stages[0] if single else stages, **options)
     # All microbatches have the same positions. Not an argument: LoopedBFS's constructor does not take it.
-    built._kwargs_chunk_spec = {"positions": _Replicate}
+    built._kwargs_chunk_spec = {"positions": _Replicate}  # type: ignore[dict-item]
     return built
 
 
@@ -123,7 +125,9 @@ class TiedGradients:
         ends: pp ranks of the first and the last stage.
     """
 
-    def __init__(self, parameters: Sequence[NamedParameter], tied: Sequence[str], mesh: DeviceMesh, ends: tuple[int, int]) -> None:
+    def __init__(
+        self, parameters: Sequence[NamedParameter], tied: Sequence[str], mesh: DeviceMesh, ends: tuple[int, int]
+    ) -> None:
         self._group = mesh.get_group()
         self._peer = {ends[0]: ends[1], ends[1]: ends[0]}.get(mesh.get_local_rank())
         self._copies = [

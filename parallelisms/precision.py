@@ -1,8 +1,10 @@
-"""Mixed precision on one process: working copies in the compute dtype, masters as they are. The policy of FSDP2 without FSDP2.
+"""Mixed precision on one process: working copies in the compute dtype, masters as they are. The policy of FSDP2
+without FSDP2.
 
-FSDP2 on a single rank costs about three times the host time of plain modules, and autocast is another policy (it keeps some
-operators in float32). So the modules hold working copies, refreshed from the masters once after each optimizer step; the gradient of
-each backward is added to the master's in the master's dtype, as FSDP2's reduction in float32 does.
+FSDP2 on a single rank costs about three times the host time of plain modules, and autocast is another policy (it
+keeps some operators in float32). So the modules hold working copies, refreshed from the masters once after each
+optimizer step; the gradient of each backward is added to the master's in the master's dtype, as FSDP2's reduction in
+float32 does.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ class WorkingCopies:
     """Swaps the parameters of `parts` for copies in `dtype`; the masters keep the values and receive the gradients."""
 
     def __init__(self, parts: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        self._masters: list[nn.Parameter] = []
-        self._copies: list[nn.Parameter] = []
+        self._masters: list[Tensor] = []
+        self._copies: list[Tensor] = []
         copies: dict[nn.Parameter, nn.Parameter] = {}
         for module in (module for part in parts for module in part.modules()):
             for name, master in list(module.named_parameters(recurse=False)):
@@ -36,7 +38,7 @@ class WorkingCopies:
                 master.grad = grad if master.grad is None else master.grad.add_(grad)
                 copy.grad = None
 
-        copy.register_post_accumulate_grad_hook(hand_over)
+        copy.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
         self._masters.append(master)
         self._copies.append(copy)
         return copy

@@ -1,7 +1,7 @@
 """Which layers stand in which pipeline stage, and which rank holds which stage: pure functions, no torch.
 
-A check and a plan ask the same questions as a run, before any process exists. Stages are named by the FQNs of the modules that
-they hold; layers keep their global numbers, so checkpoints do not depend on the split.
+A check and a plan ask the same questions as a run, before any process exists. Stages are named by the FQNs of the
+modules that they hold; layers keep their global numbers, so checkpoints do not depend on the split.
 """
 
 from __future__ import annotations
@@ -26,9 +26,17 @@ _COMPUTE = ("F", "I", "B", "W")
 
 
 def count_stages(
-    schedule: str, pp: int, n_layers: int, *, layers_per_stage: int | None = None, first_less: int = 1, last_less: int = 1
+    schedule: str,
+    pp: int,
+    n_layers: int,
+    *,
+    layers_per_stage: int | None = None,
+    first_less: int = 1,
+    last_less: int = 1,
 ) -> int:
-    """Number of virtual stages. Raises ValueError where `layers_per_stage` gives a number that the schedule cannot take."""
+    """Number of virtual stages. Raises ValueError where `layers_per_stage` gives a number that the schedule cannot
+    take.
+    """
     if layers_per_stage is None:
         return pp if schedule in SINGLE_STAGE else 2 * pp
     stages = -(-(n_layers + first_less + last_less) // layers_per_stage)
@@ -67,7 +75,8 @@ def split_layers(n_layers: int, n_stages: int, *, first_less: int = 1, last_less
     if min(sizes[0], sizes[-1]) < 0 or (middle and min(middle) < 1):
         raise ValueError(
             f"{n_layers} layers do not fill {n_stages} pipeline stages with first_stage_less_layers = {first_less} and "
-            f"last_stage_less_layers = {last_less}: that leaves {sizes} layers a stage; use fewer stages or smaller weights"
+            f"last_stage_less_layers = {last_less}: that leaves {sizes} layers a stage; use fewer stages or "
+            "smaller weights"
         )
     starts = [sum(sizes[:stage]) for stage in range(n_stages)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
@@ -82,7 +91,9 @@ def stage_modules(order: Stages, layers: Sequence[range]) -> list[list[str]]:
 
 
 def check_modules(order: Stages, n_layers: int, parts: Sequence[Sequence[str]]) -> list[str]:
-    """What is wrong with a user's own list of FQNs a stage: each module once, all of them, in the order of the model."""
+    """What is wrong with a user's own list of FQNs a stage: each module once, all of them, in the order of the
+    model.
+    """
     wanted = [*order.first, *(f"{order.blocks}.{layer}" for layer in range(n_layers)), *order.last]
     given = [fqn for part in parts for fqn in part]
     found = [f"no module {fqn!r} in this model" for fqn in given if fqn not in wanted]
@@ -110,7 +121,9 @@ def min_microbatches(schedule: str, pp: int) -> int:
 
 
 def csv_actions(path: Path) -> list[list[tuple[int, str]]]:
-    """(stage, kind) of each action of each rank of a schedule file, one row a rank. Raises ValueError where a cell is no action."""
+    """(stage, kind) of each action of each rank of a schedule file, one row a rank. Raises ValueError where a cell
+    is no action.
+    """
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     ranks = []
@@ -126,7 +139,9 @@ def csv_actions(path: Path) -> list[list[tuple[int, str]]]:
 
 
 def csv_stage_ranks(path: Path) -> list[int]:
-    """The pp rank that holds each stage, from who computes it. Raises ValueError where a stage has two ranks or none."""
+    """The pp rank that holds each stage, from who computes it. Raises ValueError where a stage has two ranks or
+    none.
+    """
     holders: dict[int, set[int]] = {}
     for rank, actions in enumerate(csv_actions(path)):
         for stage, kind in actions:
@@ -134,7 +149,10 @@ def csv_stage_ranks(path: Path) -> list[int]:
                 holders.setdefault(stage, set()).add(rank)
     for stage in range(max(holders, default=-1) + 1):
         if len(holders.get(stage, ())) != 1:
-            raise ValueError(f"{path}: stage {stage} is computed by ranks {sorted(holders.get(stage, ()))}; each stage has exactly one")
+            raise ValueError(
+                f"{path}: stage {stage} is computed by ranks {sorted(holders.get(stage, ()))}; each stage has exactly "
+                "one"
+            )
     return [holders[stage].pop() for stage in sorted(holders)]
 
 

@@ -1,9 +1,11 @@
 """Tensor parallelism with sequence parallelism (Megatron-LM, arXiv:1909.08053 and 2205.05198), from a model's plan.
 
-The plan names a style a module; this file turns each name into a `ParallelStyle` of torch. Activations between blocks are
-sharded along the sequence, gathered once before attention and once before the feed-forward. Where tp does not divide the KV heads,
-their projections are replicated and each rank slices the heads that its query heads use: names and shapes in checkpoints stay
-those of the model. Gradients of replicated weights arrive as partial sums; FSDP2 reduces them to the placement of the weight.
+The plan names a style a module; this file turns each name into a `ParallelStyle` of torch. Activations between
+blocks are sharded along the sequence, gathered once before attention and once before the feed-forward. Where tp does
+not divide the KV heads,
+their projections are replicated and each rank slices the heads that its query heads use: names and shapes in
+checkpoints stay those of the model. Gradients of replicated weights arrive as partial sums; FSDP2 reduces them to
+the placement of the weight.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Heads(Protocol):
 def kv_heads_of(rank: int, tp: int, n_heads: int, n_kv_heads: int) -> list[int]:
     """KV heads that a tp rank attends with where tp does not divide them, in the order of its query heads.
 
-    One entry a KV head where its query heads share them evenly, else one a query head (a head can then stand there twice).
+    One entry a KV head where its query heads share them evenly, else one a query head (a head can then stand there
+    twice).
     """
     per_rank, group = n_heads // tp, n_heads // n_kv_heads
     used = [head // group for head in range(rank * per_rank, (rank + 1) * per_rank)]
@@ -67,7 +70,8 @@ class KVHeadsParallel(ParallelStyle):
 
         def slice_heads(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
             # Each rank's gradient covers its own heads only: the whole one is their sum, hence Partial.
-            every = output.to_local(grad_placements=[Partial()]).unflatten(-1, (heads.kv_heads, heads.head_size))
+            local = output.to_local(grad_placements=[Partial()])
+            every = local.view(*local.shape[:-1], heads.kv_heads, heads.head_size)
             if mine == list(range(mine[0], mine[-1] + 1)):
                 return every[..., mine[0] : mine[-1] + 1, :].flatten(-2)
             return every[..., torch.tensor(mine, device=every.device), :].flatten(-2)
@@ -110,7 +114,8 @@ def apply_tensor_parallel(
     """Shards one model part in place over a 1-D mesh; modules that another stage holds are passed over.
 
     Raises:
-        ValueError: a parameter of the part is covered by no entry of the plan: it would silently stay whole on every rank.
+        ValueError: a parameter of the part is covered by no entry of the plan: it would silently stay whole on every
+        rank.
     """
     styles = {}
     for fqn, _module in part.named_modules():
@@ -123,4 +128,6 @@ def apply_tensor_parallel(
     parallelize_module(part, mesh, styles)
     left = [fqn for fqn, parameter in part.named_parameters() if not isinstance(parameter, DTensor)]
     if left:
-        raise ValueError(f"the tensor-parallel plan covers none of {', '.join(left)}: add a pattern for each of these modules")
+        raise ValueError(
+            f"the tensor-parallel plan covers none of {', '.join(left)}: add a pattern for each of these modules"
+        )

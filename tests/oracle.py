@@ -1,7 +1,7 @@
 """The oracle: Llama on one process as a plain loop, sharing no code with what it judges.
 
-Its own model, its own loss, its own clipping, torch's optimizer. Parameters have the names of the trainer's, so that weights and gradients
-compare by name. Everything is tested against this: keep it short enough to be seen to be right.
+Its own model, its own loss, its own clipping, torch's optimizer. Parameters have the names of the trainer's, so that
+weights and gradients compare by name. Everything is tested against this: keep it short enough to be seen to be right.
 """
 
 import math
@@ -44,7 +44,8 @@ def llama(w, ids, *, n_layers, n_heads, n_kv_heads, theta=500_000.0, eps=1e-5):
 def train(weights, steps, *, lr, max_norm, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, rows_at_once=None, **shape):
     """Trains a copy of `weights` on `steps`, a list of (inputs, labels); returns a record a step and the final weights.
 
-    Each record holds loss, grad_norm (before clipping) and grads by name. `lr` is a list, one a step. `rows_at_once` cuts the
+    Each record holds loss, grad_norm (before clipping) and grads by name. `lr` is a list, one a step. `rows_at_once`
+    cuts the
     batch into pieces, which changes nothing but rounding: the noise floor.
     """
     w = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}

@@ -1,8 +1,9 @@
 """The training loop, readable in one sitting: data, forward and backward, clip, step, log, save.
 
-The trainer knows the parts and their order and nothing else: no model by name, no shard by rank. All ranks take the same
-decisions, since each rests on a number that all hold: the step, or the result of an all-reduce. One all-reduce opens a step
-(valid tokens, and whether any rank was asked to stop); that of the norm closes it.
+The trainer knows the parts and their order and nothing else: no model by name, no shard by rank. All ranks take the
+same
+decisions, since each rests on a number that all hold: the step, or the result of an all-reduce. One all-reduce opens
+a step (valid tokens, and whether any rank was asked to stop); that of the norm closes it.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class Trainer:
     def forward_backward(self, data: StepData, valid_tokens: Tensor) -> Tensor:
         """Forward and backward of all rows of this rank's step; gradients end up reduced in the parameters.
 
-        Returns this rank's share of the loss, 0-dim float32: the mean over the global batch is the sum over `owns_loss` ranks.
+        Returns this rank's share of the loss, 0-dim float32: the mean over the global batch is the sum over
+        `owns_loss` ranks.
         """
         self.model.loss.valid_tokens = valid_tokens.clamp(min=1)  # a step with no valid token has loss and gradient 0
         total = torch.zeros((), device=self.world.device)
@@ -172,7 +174,9 @@ class Trainer:
         return rate
 
     def open_step(self, data: StepData, stop_requested: bool = False) -> tuple[Tensor, bool]:
-        """The one all-reduce before the first forward: valid tokens of the global batch, and whether any rank shall stop."""
+        """The one all-reduce before the first forward: valid tokens of the global batch, and whether any rank shall
+        stop.
+        """
         mine = data.labels.ne(IGNORE).sum() if self._reads_first else torch.zeros((), dtype=torch.int64)
         counts = torch.stack([mine, torch.tensor(int(stop_requested))]).to(self.world.device)
         if self.mesh is not None:
@@ -205,7 +209,7 @@ class Trainer:
         automatic_gc = gc.isenabled()
         gc.disable()
         try:
-            with profile(config.profiling, self.folder, world) as profiler:
+            with profile(config.profiling, self.folder, world, resumed_step=self.progress.step) as profiler:
                 while self.progress.step < steps and not stopped:
                     data = next(self.loader)
                     valid_tokens, stopped = self.open_step(data, stop.requested)
@@ -289,7 +293,7 @@ class Trainer:
             raise NonFinite(
                 f"step {self.progress.step + 1}: the gradient norm is {value}; the optimizer has not taken this step. "
                 f"Rows {self.progress.rows} to {self.progress.rows + self.batch.global_rows - 1} were in it. "
-                "Lower optimizer.lr or raise lr_scheduler.warmup_steps, and start again to go on from the last checkpoint."
+                "Lower optimizer.lr or raise lr_scheduler.warmup_steps; start again to go on from the last checkpoint."
             )
 
     def _throughput(self) -> Throughput:
@@ -298,6 +302,7 @@ class Trainer:
         return Throughput(
             flops_per_token=self.resolved.spec.flops_per_token(self.resolved.model_args, training.seq_len),
             peak=one * self.world.world_size if one is not None else None,
+            devices=self.world.world_size,
         )
 
     def describe(self) -> list[str]:

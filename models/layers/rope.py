@@ -1,8 +1,9 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864) with the frequency scaling of Llama 3.1.
 
-The two halves of a head are the two coordinates of each rotation, the layout of the Hugging Face checkpoints. Frequencies are
-no buffer: nothing to materialise from the meta device, nothing to save. They are a function of the arguments, computed on first
-use on each device. Angles, cosines and sines are float32 whatever the dtype of the model.
+The two halves of a head are the two coordinates of each rotation, the layout of the Hugging Face checkpoints.
+Frequencies are
+no buffer: nothing to materialise from the meta device, nothing to save. They are a function of the arguments,
+computed on first use on each device. Angles, cosines and sines are float32 whatever the dtype of the model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Scaling(Protocol):
 
 
 def frequencies(head_dim: int, theta: float, scaling: Scaling | None, device: torch.device) -> Tensor:
-    """Angle a position, `(head_dim / 2,)` float32. Low frequencies are divided by the factor, those between are blended."""
+    """Angle a position, `(head_dim / 2,)` float32. Low frequencies are divided by the factor, those between are
+    blended.
+    """
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
     if scaling is None:
         return freqs

@@ -39,7 +39,9 @@ class LlamaArgs(ModelArgs):
     rope_scaling: RoPEScaling | None = None
     tie_embeddings: bool = False
     init_std: float = 0.02
-    """Standard deviation of every matrix; the two that write to the residual stream have it divided by sqrt(2 x n_layers)."""
+    """Standard deviation of every matrix; the two that write to the residual stream have it divided by sqrt(2 x
+    n_layers).
+    """
 
     @property
     def kv_heads(self) -> int:
@@ -66,18 +68,53 @@ _LLAMA_3_2 = RoPEScaling(factor=32.0)
 FLAVORS: dict[str, LlamaArgs] = {
     "debugmodel": LlamaArgs(dim=256, n_layers=6, n_heads=16),
     "1B": LlamaArgs(
-        dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, hidden_dim=8192, vocab_size=128_256, rope_scaling=_LLAMA_3_2, tie_embeddings=True
+        dim=2048,
+        n_layers=16,
+        n_heads=32,
+        n_kv_heads=8,
+        hidden_dim=8192,
+        vocab_size=128_256,
+        rope_scaling=_LLAMA_3_2,
+        tie_embeddings=True,
     ),
     "3B": LlamaArgs(
-        dim=3072, n_layers=28, n_heads=24, n_kv_heads=8, hidden_dim=8192, vocab_size=128_256, rope_scaling=_LLAMA_3_2, tie_embeddings=True
+        dim=3072,
+        n_layers=28,
+        n_heads=24,
+        n_kv_heads=8,
+        hidden_dim=8192,
+        vocab_size=128_256,
+        rope_scaling=_LLAMA_3_2,
+        tie_embeddings=True,
     ),
     "8B": LlamaArgs(
-        dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, multiple_of=1024, ffn_dim_multiplier=1.3, vocab_size=128_256, rope_scaling=_LLAMA_3_1
+        dim=4096,
+        n_layers=32,
+        n_heads=32,
+        n_kv_heads=8,
+        multiple_of=1024,
+        ffn_dim_multiplier=1.3,
+        vocab_size=128_256,
+        rope_scaling=_LLAMA_3_1,
     ),
     "70B": LlamaArgs(
-        dim=8192, n_layers=80, n_heads=64, n_kv_heads=8, multiple_of=4096, ffn_dim_multiplier=1.3, vocab_size=128_256, rope_scaling=_LLAMA_3_1
+        dim=8192,
+        n_layers=80,
+        n_heads=64,
+        n_kv_heads=8,
+        multiple_of=4096,
+        ffn_dim_multiplier=1.3,
+        vocab_size=128_256,
+        rope_scaling=_LLAMA_3_1,
     ),
     "405B": LlamaArgs(
-        dim=16384, n_layers=126, n_heads=128, n_kv_heads=8, multiple_of=4096, ffn_dim_multiplier=1.2, vocab_size=128_256, rope_scaling=_LLAMA_3_1
+        dim=16384,
+        n_layers=126,
+        n_heads=128,
+        n_kv_heads=8,
+        multiple_of=4096,
+        ffn_dim_multiplier=1.2,
+        vocab_size=128_256,
+        rope_scaling=_LLAMA_3_1,
     ),
 }

@@ -1,8 +1,8 @@
 """Llama 3 on one device: pre-norm blocks of grouped-query attention and SwiGLU (arXiv:2407.21783).
 
-Nothing here knows of a mesh. The modules keep their names in every layout; a child that another pipeline stage holds is None or
-missing, and the forward passes over it. Local widths are read from the tensors, not from the arguments, so a projection that
-returns fewer heads needs no change here.
+Nothing here knows of a mesh. The modules keep their names in every layout; a child that another pipeline stage holds
+is None or missing, and the forward passes over it. Local widths are read from the tensors, not from the arguments,
+so a projection that returns fewer heads needs no change here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         return projected
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -55,7 +55,9 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids `(batch, seq)` int64 to logits `(batch, seq, vocab)`; hidden states in or out where a stage lacks an end."""
+    """Token ids `(batch, seq)` int64 to logits `(batch, seq, vocab)`; hidden states in or out where a stage lacks an
+    end.
+    """
 
     def __init__(self, args: LlamaArgs) -> None:
         super().__init__()
@@ -78,4 +80,5 @@ class Llama(nn.Module):
         for layer in self.layers.values():
             h = layer(h, rotation)
         h = h if self.norm is None else self.norm(h)
-        return h if self.output is None else self.output(h)
+        logits: Tensor = h if self.output is None else self.output(h)
+        return logits

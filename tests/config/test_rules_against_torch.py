@@ -1,4 +1,6 @@
-"""What our pipeline rules let through, torch's schedule classes accept; what torch refuses, our rules refuse earlier."""
+"""What our pipeline rules let through, torch's schedule classes accept; what torch refuses, our rules refuse
+earlier.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Runs a function on N real processes in one gloo group and hands back what each rank returned.
 
-The processes are forked from a server that has torch loaded, and wait for the next case of the same size: a case costs a new process
-group, not a new interpreter. A case that may end its processes asks for `fresh` ones. The first error, by time and not by rank, is what the
-test sees, with the rank that raised it; its peers are ended then, since they wait in a collective that will never complete.
+The processes are forked from a server that has torch loaded, and wait for the next case of the same size: a case
+costs a new process group, not a new interpreter. A case that may end its processes asks for `fresh` ones. The first
+error, by time and not by rank, is what the test sees, with the rank that raised it; its peers are ended then, since
+they wait in a collective that will never complete.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def run_ranks(
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` on each rank, a module-level function with picklable arguments.
 
-    Returns one result a rank. Raises RankError with the first failure, TimeoutError with the ranks that had not answered.
+    Returns one result a rank. Raises RankError with the first failure, TimeoutError with the ranks that had not
+    answered.
     """
     job = pickle.dumps((function, args, kwargs))
     alone = fresh or environment is not None

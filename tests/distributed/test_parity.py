@@ -1,8 +1,9 @@
-"""Every layout trains like the oracle: loss, grad norm, each gradient over three steps, and the weights after them, to 1e-5.
+"""Every layout trains like the oracle: loss, grad norm, each gradient over three steps, and the weights after them,
+to 1e-5.
 
-The oracle is a plain loop that shares no code with the trainer (tests/oracle.py); it gets the weights that the first case gathered, which
-must be bit-identical in every other. Rows have uneven valid tokens, one row has none. A parity test must be seen to fail: faults are
-injected at the end, and each must turn it red.
+The oracle is a plain loop that shares no code with the trainer (tests/oracle.py); it gets the weights that the first
+case gathered, which must be bit-identical in every other. Rows have uneven valid tokens, one row has none. A parity
+test must be seen to fail: faults are injected at the end, and each must turn it red.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def differences(sections: dict[str, dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, float]:
-    """The largest relative difference to the oracle of each kind; 0 under `first` means bit-identical initial weights."""
+    """The largest relative difference to the oracle of each kind; 0 under `first` means bit-identical initial
+    weights.
+    """
     shape = tuple(sorted(sections.get("model", {}).get("args", {}).items()))
     weights, records, last = expected(shape, sections.get("training", {}).get("max_norm", 1.0))
     first = tiny.whole([result["first"] for result in results])
@@ -173,7 +176,10 @@ PIPELINE = [
     *(f"pp=2,dp_replicate=2,schedule={schedule}" for schedule in SCHEDULES),
     *(f"pp=2,tp=2,schedule={schedule}" for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")),
     *(f"pp=2,cp=2,schedule={schedule}" for schedule in ("1F1B", "DualPipeV")),
-    *(f"pp=2,schedule={schedule},args.tie_embeddings=true" for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")),
+    *(
+        f"pp=2,schedule={schedule},args.tie_embeddings=true"
+        for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+    ),
     "pp=2,dp_shard=2,schedule=1F1B,args.tie_embeddings=true,training.max_norm=0.01",
     "pp=2,tp=2,schedule=DualPipeV,args.tie_embeddings=true",
     "pp=2,schedule=1F1B,training.local_batch_size=4",
@@ -193,7 +199,9 @@ EIGHT = [
 ]
 
 
-@pytest.mark.parametrize("text", [*PLAIN, *DATA, *TENSOR, *CONTEXT, *PIPELINE, *EIGHT], ids=lambda text: text or "one process")
+@pytest.mark.parametrize(
+    "text", [*PLAIN, *DATA, *TENSOR, *CONTEXT, *PIPELINE, *EIGHT], ids=lambda text: text or "one process"
+)
 def test_layout_trains_like_the_oracle(text: str) -> None:
     found = check(text)
     assert found["first"] == 0.0, "initial weights differ"

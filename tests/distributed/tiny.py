@@ -1,8 +1,9 @@
-"""The tiny runs of the parity tests: sizes uneven on purpose, rows with uneven valid tokens, and what a run must give back.
+"""The tiny runs of the parity tests: sizes uneven on purpose, rows with uneven valid tokens, and what a run must
+give back.
 
-A layout is a dictionary of overrides of the `parallelism`, `training`, `model.args`, ... sections. `run_layout` is what each rank executes: the
-real trainer, step by step, and the local shards of gradients and weights with their place in the full tensors, which `whole` puts together.
-So nothing of DTensor's own gathering is trusted.
+A layout is a dictionary of overrides of the `parallelism`, `training`, `model.args`, ... sections. `run_layout` is
+what each rank executes: the real trainer, step by step, and the local shards of gradients and weights with their
+place in the full tensors, which `whole` puts together. So nothing of DTensor's own gathering is trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from titan.parallelisms.initialize import local_region
 from titan.runtime import World, device_type
 
 VOCAB, SEQ, GLOBAL_ROWS, STEPS = 251, 32, 8, 3
-# With the usual 1e-8, AdamW turns rounding of near-zero gradients of 8 layers into differences of 4e-5, in one process too.
+# With the usual 1e-8, AdamW turns rounding of near-zero gradients of 8 layers into differences of 4e-5, in one
+# process too.
 EPS = 1e-6
 TOKENIZER = str(Path(__file__).parent.parent / "assets" / "tokenizer251")
 SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 96, "vocab_size": VOCAB}
@@ -102,7 +104,9 @@ def whole(pieces_of_ranks: list[list[Any]]) -> dict[str, torch.Tensor]:
 
 
 def train_steps(trainer: Any, steps: int, fault: str | None = None) -> list[dict[str, Any]]:
-    """Takes steps as the training loop does; a record each: loss, grad_norm, lr, tokens and this rank's pieces of the gradients."""
+    """Takes steps as the training loop does; a record each: loss, grad_norm, lr, tokens and this rank's pieces of
+    the gradients.
+    """
     from titan.optim import global_norm
 
     records = []
@@ -116,7 +120,11 @@ def train_steps(trainer: Any, steps: int, fault: str | None = None) -> list[dict
         share = trainer.forward_backward(data, valid)
         if fault == "skipped reduction":
             for named in trainer.model.parameters:
-                grad = named.parameter.grad.to_local() if hasattr(named.parameter.grad, "to_local") else named.parameter.grad
+                grad = (
+                    named.parameter.grad.to_local()
+                    if hasattr(named.parameter.grad, "to_local")
+                    else named.parameter.grad
+                )
                 grad.mul_(0.5 if trainer.world.rank == 0 else 1.0)
         norm = global_norm(trainer.model.parameters, trainer.world.device)
         if fault == "norm counted twice":
