@@ -1,7 +1,7 @@
 """Activation checkpointing changes no number, bit for bit, dropout included, and runs twice what its mode says (C31).
 
-Operators of forward and backward are counted under a TorchDispatchMode: full runs every matrix product of a block again, per
-operator runs every second one again and attention never, every n-th block runs those blocks again.
+Operators of forward and backward are counted under a TorchDispatchMode: full runs every matrix product of a block
+again, per operator runs every second one again and attention never, every n-th block runs those blocks again.
 """
 
 from __future__ import annotations

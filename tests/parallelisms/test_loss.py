@@ -1,7 +1,8 @@
-"""The token loss against `F.cross_entropy`, plain and with the vocabulary over two and three ranks: value and gradient.
+"""The token loss against `F.cross_entropy`, plain and with the vocabulary over two and three ranks.
 
 The vocabulary is uneven, some labels are masked, once all of them are, and logits are large enough to overflow an
-exponential that is not shifted by its maximum. The gradient is that of the mean over all valid tokens of the global batch.
+exponential that is not shifted by its maximum. The gradient is that of the mean over all valid tokens of the global
+batch.
 """
 
 from __future__ import annotations
