@@ -117,15 +117,16 @@ def apply_tensor_parallel(
         ValueError: a parameter of the part is covered by no entry of the plan: it would silently stay whole on every
         rank.
     """
-    styles = {}
-    for fqn, _module in part.named_modules():
+    styles, embeddings = {}, []
+    for fqn, module in part.named_modules():
         name = next((style for pattern, style in plan.items() if matches(pattern, fqn)), None)
         if name is not None:
             styles[fqn] = _style(name, heads, loss_parallel)
             if name == "vocab_embedding":
-                embedding = _module
-                embedding.register_forward_hook(_resolve_collective)
+                embeddings.append(module)
     parallelize_module(part, mesh, styles)
+    for embedding in embeddings:
+        embedding.register_forward_hook(_resolve_collective)  # after the style's own hook, which makes the collective
     left = [fqn for fqn, parameter in part.named_parameters() if not isinstance(parameter, DTensor)]
     if left:
         raise ValueError(
