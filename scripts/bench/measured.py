@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,20 @@ from titan.trainer import Trainer
 VOCAB = 2048
 DEBUG = {"dim": 256, "n_layers": 6, "n_heads": 16, "vocab_size": VOCAB}  # the debugmodel flavor: 6.16 M parameters
 TINY = {"dim": 64, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB}
+
+
+class Clock(NamedTuple):
+    """A moment or a duration: seconds of the wall, and of the processor as this thread used it, which neighbours do not slow as much."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> Clock:
+        return cls(time.perf_counter(), time.thread_time())
+
+    def __sub__(self, other: Clock) -> Clock:
+        return Clock(self.wall - other.wall, self.processor - other.processor)
 
 
 class RandomRows:
@@ -40,17 +54,17 @@ class RandomRows:
 
 
 class PausedTrainer(Trainer):
-    """Calls `pause(seconds)` after every `block` steps with the time that they took."""
+    """Calls `pause(clock)` after every `block` steps with the time that they took."""
 
     block: int
-    pause: Callable[[float], None]
-    _since = 0.0
+    pause: Callable[[Clock], None]
+    _since: Clock
 
     def _after_step(self, *, last: bool) -> None:
         super()._after_step(last=last)
         if self.progress.step % self.block == 0:
-            self.pause(time.perf_counter() - self._since)
-            self._since = time.perf_counter()
+            self.pause(Clock.now() - self._since)
+            self._since = Clock.now()
 
 
 def configuration(
@@ -77,7 +91,7 @@ def configuration(
     return Config.model_validate(sections)
 
 
-def run(config: Config, *, block: int, pause: Callable[[float], None]) -> None:
+def run(config: Config, *, block: int, pause: Callable[[Clock], None]) -> None:
     """Trains to the last step with a pause after each block; its console lines are formatted and dropped."""
     log = logging.getLogger("titan")
     log.setLevel(logging.INFO)
@@ -89,7 +103,7 @@ def run(config: Config, *, block: int, pause: Callable[[float], None]) -> None:
         trainer = PausedTrainer(
             resolve(config, world.world_size, world.device.type), world, rows=RandomRows(config.training.seq_len)
         )
-        trainer.block, trainer.pause, trainer._since = block, pause, time.perf_counter()
+        trainer.block, trainer.pause, trainer._since = block, pause, Clock.now()
         trainer.train(stop)
         shutdown(world)
         log.handlers = []

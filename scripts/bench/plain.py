@@ -6,17 +6,15 @@ tenth step. No counting of tokens, no mixed precision, no metrics, no checkpoint
 
 from __future__ import annotations
 
-import time
-
 import torch
 import torch.nn.functional as F
-from measured import RandomRows
+from measured import Clock, RandomRows
 
 from titan.models import registry
 
 
 class PlainLoop:
-    """Float32 training of llama3 with `args` on rows of random ids; `block(steps)` takes steps and returns their seconds."""
+    """Float32 training of llama3 with `args` on rows of random ids; `block(steps)` takes steps and returns their time."""
 
     def __init__(self, args: dict[str, int], *, rows: int, seq_len: int) -> None:
         spec = registry.get("llama3")
@@ -36,9 +34,9 @@ class PlainLoop:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 2))
         self._data, self._rows, self.steps, self.loss = RandomRows(seq_len), rows, 0, float("nan")
 
-    def block(self, steps: int) -> float:
-        """Takes `steps` steps; seconds of the wall clock, up to the end of the last one."""
-        begun = time.perf_counter()
+    def block(self, steps: int) -> Clock:
+        """Takes `steps` steps; their time up to the end of the last one."""
+        begun = Clock.now()
         for _ in range(steps):
             inputs, labels = map(torch.from_numpy, self._data.fetch(self.steps * self._rows, self._rows))
             loss = F.cross_entropy(self.model(inputs).flatten(0, 1), labels.flatten())
@@ -50,4 +48,4 @@ class PlainLoop:
             self.steps += 1
             if self.steps % 10 == 0:
                 self.loss = loss.item()
-        return time.perf_counter() - begun
+        return Clock.now() - begun

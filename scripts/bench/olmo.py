@@ -1,0 +1,122 @@
+"""Tokens/s at dp_shard 2 against ai2-olmo-core from PyPI: same model, batch and optimizer, the two jobs in turns.
+
+    python -m venv OLMO && OLMO/bin/pip install ai2-olmo-core torch==2.13.0
+    python scripts/bench/olmo.py OLMO/bin/python
+
+Both jobs live at once and train alternately, a block of steps each, so that a pair of blocks sees the same machine. Sequence 512,
+2 rows a rank, one thread a rank, float32 and then bfloat16 (masters and reduction float32 in both). The goal: 1.1 times in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from report import spread, table, write
+
+HERE = Path(__file__).resolve().parent
+RANKS, ROWS, SEQ, BLOCK, WARM = 2, 4, 512, 2, 2
+START_SECONDS = 300
+
+
+class Job:
+    """The processes of one trainer; `turn` lets it train a block."""
+
+    def __init__(self, name: str, python: str, arguments: list[str], folder: Path) -> None:
+        self.name, self.folder = name, folder
+        folder.mkdir(parents=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {**os.environ, "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "NUM_NODES": "1"}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TITAN_DEVICE": "cpu"}
+        self._ranks: list[subprocess.Popen[str]] = []
+        for rank in range(RANKS):
+            with (folder / f"rank-{rank}.log").open("w") as log:
+                self._ranks.append(
+                    subprocess.Popen(
+                        [python, str(HERE / f"{name}_rank.py"), *arguments, str(folder / "run")],
+                        env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "FS_LOCAL_RANK": str(rank)},
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE if rank == 0 else log,
+                        stderr=log,
+                        text=True,
+                    )
+                )
+
+    def finish_block(self) -> float:
+        """Waits for the end of the block that is running; its seconds. Raises SystemExit with the log where the job died."""
+        out = self._ranks[0].stdout
+        if out is not None:
+            for line in out:
+                if line.startswith("block "):
+                    return float(line.split()[1])
+        log = (self.folder / "rank-0.log").read_text(errors="replace")
+        raise SystemExit(f"{self.name} ended before its measurement did:\n{log[-3000:]}")
+
+    def go(self) -> None:
+        """Lets it train the next block, or end after the last one."""
+        pipe = self._ranks[0].stdin
+        if pipe is not None:
+            pipe.write("go\n")
+            pipe.flush()
+
+    def close(self) -> None:
+        """Ends what still runs, and waits for it."""
+        for rank in self._ranks:
+            rank.kill()
+            rank.wait()
+
+
+def compare(precision: str, olmo_python: str, pairs: int, folder: Path) -> tuple[list[float], list[float]]:
+    """Tokens/s (titan, OLMo-core), pair by pair."""
+    arguments = [precision, str(ROWS), str(SEQ), str(BLOCK * (pairs + WARM)), str(BLOCK)]
+    pythons = (("titan", sys.executable), ("olmo", olmo_python))
+    jobs: list[Job] = []
+    seconds: tuple[list[float], list[float]] = ([], [])
+    try:
+        for name, python in pythons:
+            jobs.append(Job(name, python, arguments, folder / f"{name}-{precision}"))
+        for index in range(pairs + WARM):
+            for job, times in zip(jobs, seconds, strict=True):
+                if index:
+                    job.go()
+                times.append(job.finish_block())
+    finally:
+        for job in jobs:
+            job.close()
+    return tuple([ROWS * SEQ * BLOCK / one for one in times[WARM:]] for times in seconds)  # type: ignore[return-value]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", help="the Python of an environment with ai2-olmo-core")
+    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    chosen = parser.parse_args()
+    asked = "from importlib.metadata import version as v; print(v('ai2-olmo-core'), 'on torch', v('torch'))"
+    version = subprocess.run([chosen.python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for precision in chosen.precision:
+            ours, theirs = compare(precision, chosen.python, chosen.pairs, Path(folder))
+            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+            goal = "met" if median(ratios) >= 1.1 else "missed"
+            rows.append([precision, spread(ours, 0), spread(theirs, 0), f"{spread(ratios)}, goal 1.1 {goal}"])
+    text = (
+        f"dp_shard {RANKS}, sequence {SEQ}, {ROWS // RANKS} rows a rank, dim 256, 6 layers, 16 heads, vocabulary 2048, fused AdamW, "
+        f"clipping, no compile, one thread a rank, against ai2-olmo-core {version} with its own trainer and FSDP2 a block. Both jobs "
+        f"alive, in turns of {BLOCK} steps, {chosen.pairs} pairs. Medians, quartiles in brackets.\n\n"
+        + table(["compute", "titan, tokens/s", "OLMo-core, tokens/s", "ratio, pair by pair"], rows)
+    )
+    write("olmo", "Two ranks against OLMo-core", text)
+
+
+if __name__ == "__main__":
+    main()
