@@ -1,8 +1,9 @@
-"""The trainer as the benchmarks run it: the real `Trainer.train`, in-memory rows, and a pause after each block of steps.
+"""The trainer as the benchmarks run it: the real `Trainer.train`, in-memory rows, and a pause after each block of
+steps.
 
-The clock runs from the end of one pause to the start of the next, so that everything the loop does is in the time: data, counting,
-clipping, logging, metric files, garbage collection. In the pause something else may be timed, which makes the pairs of a comparison
-neighbours on a machine whose speed drifts.
+The clock runs from the end of one pause to the start of the next, so that everything the loop does is in the time:
+data, counting, clipping, logging, metric files, garbage collection. In the pause something else may be timed, which
+makes the pairs of a comparison neighbours on a machine whose speed drifts.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python -m venv OLMO && OLMO/bin/pip install ai2-olmo-core torch==2.13.0
     python scripts/bench/olmo.py OLMO/bin/python
 
-Both jobs live at once and train alternately, a block of steps each, so that a pair of blocks sees the same machine. Sequence 512,
-2 rows a rank, one thread a rank, float32 and then bfloat16 (masters and reduction float32 in both). The goal: 1.1 times in each.
+Both jobs live at once and train alternately, a block of steps each, so that a pair of blocks sees the same machine.
+Sequence 512, 2 rows a rank, one thread a rank, float32 and then bfloat16 (masters and reduction float32 in both).
+The goal: 1.1 times in each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""One rank of ai2-olmo-core in the comparison: `olmo_rank.py PRECISION ROWS SEQ STEPS BLOCK FOLDER`, in its own environment.
+"""One rank of ai2-olmo-core in the comparison: `olmo_rank.py PRECISION ROWS SEQ STEPS BLOCK FOLDER`, in its own
+environment.
 
-Its own trainer, its Llama-like model at the same width, layers, heads, feed-forward and vocabulary, FSDP2 a block, fused AdamW,
-no compile, no checkpoints; no callbacks but those that it adds by itself, and one that takes turns. Started by `olmo.py`.
+Its own trainer, its Llama-like model at the same width, layers, heads, feed-forward and vocabulary, FSDP2 a block,
+fused AdamW, no compile, no checkpoints; no callbacks but those that it adds by itself, and one that takes turns.
+Started by `olmo.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ class RandomBatches(DataLoaderBase):
     def __init__(self, rows: int, seq_len: int, steps: int, folder: str) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         super().__init__(
-            work_dir=folder, global_batch_size=rows * size * seq_len, dp_world_size=size, dp_rank=rank, fs_local_rank=rank
+            work_dir=folder,
+            global_batch_size=rows * size * seq_len,
+            dp_world_size=size,
+            dp_rank=rank,
+            fs_local_rank=rank,
         )
         self._shape, self._steps = (rows, seq_len), steps
 
@@ -78,7 +84,10 @@ def main() -> None:
     precision, global_rows, seq, n_steps, block, folder = sys.argv[1:]
     seq_len, steps, rows = int(seq), int(n_steps), int(global_rows) // int(os.environ["WORLD_SIZE"])
     prepare_training_environment(seed=1, backend="gloo")
-    model = TransformerConfig.llama_like(d_model=256, vocab_size=VOCAB, n_layers=6, n_heads=16).build(init_device="meta")
+    torch.set_num_threads(1)  # it asks for 8 by itself; two ranks share two cores here
+    model = TransformerConfig.llama_like(d_model=256, vocab_size=VOCAB, n_layers=6, n_heads=16).build(
+        init_device="meta"
+    )
     module = TransformerTrainModuleConfig(
         rank_microbatch_size=rows * seq_len,
         max_sequence_length=seq_len,

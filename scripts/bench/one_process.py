@@ -1,9 +1,11 @@
-"""The trainer against a plain PyTorch loop over the same model in one process: tokens/s, and host time a step on a tiny model.
+"""The trainer against a plain PyTorch loop over the same model in one process: tokens/s, and host time a step on a
+tiny model.
 
     python scripts/bench/one_process.py
 
-Both sides live in this process and take turns, block by block; each pair gives one ratio, and the median of them is reported. The goals:
-at least 0.97 of the plain loop's tokens/s, under 2 ms a step of the trainer's own. Needs no device; takes about two minutes on a core.
+Both sides live in this process and take turns, block by block; each pair gives one ratio, and the median of them is
+reported. The goals: at least 0.97 of the plain loop's tokens/s, under 2 ms a step of the trainer's own. Needs no
+device; takes about two minutes on a core.
 """
 
 from __future__ import annotations

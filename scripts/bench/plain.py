@@ -1,7 +1,7 @@
 """The limit: the same model and steps in the plain PyTorch loop that one would write by hand, on one process.
 
-Forward, mean cross-entropy, backward, `clip_grad_norm_`, fused AdamW in two groups, a learning-rate schedule, and the loss read every
-tenth step. No counting of tokens, no mixed precision, no metrics, no checkpoints, no signals.
+Forward, mean cross-entropy, backward, `clip_grad_norm_`, fused AdamW in two groups, a learning-rate schedule, and
+the loss read every tenth step. No counting of tokens, no mixed precision, no metrics, no checkpoints, no signals.
 """
 
 from __future__ import annotations

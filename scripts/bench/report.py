@@ -1,6 +1,8 @@
-"""What the benchmarks write: a section of docs/benchmarks.md each, with the machine named, and the same text on the console.
+"""What the benchmarks write: a section of docs/benchmarks.md each, with the machine named, and the same text on the
+console.
 
-A section stands between two comments and is replaced as a whole by the next run of the same benchmark, so that each can be run alone.
+A section stands between two comments and is replaced as a whole by the next run of the same benchmark, so that each
+can be run alone.
 """
 
 from __future__ import annotations

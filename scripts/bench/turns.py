@@ -1,7 +1,8 @@
-"""Taking turns between two jobs of several processes: each trains a block of steps, then waits until the driver says go.
+"""Taking turns between two jobs of several processes: each trains a block of steps, then waits until the driver says
+go.
 
-A job's first rank prints `block SECONDS` after each block and reads a line; the others wait for it in a barrier. Knows torch
-only, since it is also imported in the environment of the other trainer.
+A job's first rank prints `block SECONDS` after each block and reads a line; the others wait for it in a barrier.
+Knows torch only, since it is also imported in the environment of the other trainer.
 """
 
 from __future__ import annotations
