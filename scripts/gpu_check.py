@@ -120,9 +120,9 @@ def numbers(torch: Any) -> bool:
             worst = max(abs(gpu[key] - cpu[key]) / abs(cpu[key]) for key in ("loss", "grad_norm"))
             good &= worst <= tolerance
             print(
-                f"{precision:8} step {int(cpu['step'])}: loss {cpu['loss']:.6f} on the CPU, {gpu['loss']:.6f} on the GPU; "
-                f"grad norm {cpu['grad_norm']:.6f}, {gpu['grad_norm']:.6f}; apart {worst:.1e}, allowed {tolerance:.0e}"
-                + ("" if worst <= tolerance else "  DIFFERENT")
+                f"{precision:8} step {int(cpu['step'])}: loss {cpu['loss']:.6f} on the CPU, {gpu['loss']:.6f} on the "
+                f"GPU; grad norm {cpu['grad_norm']:.6f}, {gpu['grad_norm']:.6f}; "
+                f"apart {worst:.1e}, allowed {tolerance:.0e}" + ("" if worst <= tolerance else "  DIFFERENT")
             )
     return good
 

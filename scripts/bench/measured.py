@@ -27,7 +27,7 @@ TINY = {"dim": 64, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB}
 
 
 class Clock(NamedTuple):
-    """A moment or a duration: seconds of the wall, and of the processor as this thread used it, which neighbours do not slow as much."""
+    """A moment or a duration in seconds: of the wall, and of the processor as this thread used it."""
 
     wall: float
     processor: float

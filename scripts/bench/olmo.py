@@ -52,7 +52,7 @@ class Job:
                 )
 
     def finish_block(self) -> float:
-        """Waits for the end of the block that is running; its seconds. Raises SystemExit with the log where the job died."""
+        """Waits for the end of the running block; its seconds. Raises SystemExit with the log where the job died."""
         out = self._ranks[0].stdout
         if out is not None:
             for line in out:
@@ -111,9 +111,10 @@ def main() -> None:
             goal = "met" if median(ratios) >= 1.1 else "missed"
             rows.append([precision, spread(ours, 0), spread(theirs, 0), f"{spread(ratios)}, goal 1.1 {goal}"])
     text = (
-        f"dp_shard {RANKS}, sequence {SEQ}, {ROWS // RANKS} rows a rank, dim 256, 6 layers, 16 heads, vocabulary 2048, fused AdamW, "
-        f"clipping, no compile, one thread a rank, against ai2-olmo-core {version} with its own trainer and FSDP2 a block. Both jobs "
-        f"alive, in turns of {BLOCK} steps, {chosen.pairs} pairs. Medians, quartiles in brackets.\n\n"
+        f"dp_shard {RANKS}, sequence {SEQ}, {ROWS // RANKS} rows a rank, dim 256, 6 layers, 16 heads, vocabulary 2048 "
+        "(6,163,712 parameters in both), fused AdamW, clipping, no compile, one thread a rank, against ai2-olmo-core "
+        f"{version} with its own trainer and FSDP2 a block. Both jobs alive, in turns of {BLOCK} steps, "
+        f"{chosen.pairs} pairs. Medians, quartiles in brackets.\n\n"
         + table(["compute", "titan, tokens/s", "OLMo-core, tokens/s", "ratio, pair by pair"], rows)
     )
     write("olmo", "Two ranks against OLMo-core", text)

@@ -84,8 +84,8 @@ def main() -> None:
     head = ["clock", "tokens/s, trainer", "tokens/s, plain", "ratio, pair by pair"]
     head += ["tiny: ms a step, trainer", "plain", "host overhead, ms, pair by pair"]
     text = (
-        f"`Trainer.train` (float32, {SPEED.rows} rows of {SPEED.seq_len} tokens, 6.16 M parameters) and a plain loop in "
-        f"turns of {SPEED.block} steps, {SPEED.pairs} pairs; host overhead on a model of dim {TINY['dim']} and "
+        f"`Trainer.train` (float32, {SPEED.rows} rows of {SPEED.seq_len} tokens, 6.16 M parameters) and a plain loop "
+        f"in turns of {SPEED.block} steps, {SPEED.pairs} pairs; host overhead on a model of dim {TINY['dim']} and "
         f"{TINY['n_layers']} layers with one row of {OVERHEAD.seq_len} tokens, turns of {OVERHEAD.block} steps, "
         f"{OVERHEAD.pairs} pairs. Medians, quartiles in brackets. The processor's time is that of the training thread: "
         "it stands where other work on the machine spoils the wall's.\n\n"

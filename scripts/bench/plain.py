@@ -14,7 +14,7 @@ from titan.models import registry
 
 
 class PlainLoop:
-    """Float32 training of llama3 with `args` on rows of random ids; `block(steps)` takes steps and returns their time."""
+    """Float32 training of llama3 with `args` on rows of random ids."""
 
     def __init__(self, args: dict[str, int], *, rows: int, seq_len: int) -> None:
         spec = registry.get("llama3")

@@ -72,8 +72,9 @@ def main() -> None:
         ["for scale: `import torch` alone", spread(torch_alone, 1)],
     ]
     text = (
-        f"`./train.sh {CONFIG}` in an installed environment; seconds up to the console's line of step 1 (8,192 tokens), {repeats} "
-        "runs in turns. Medians, quartiles in brackets.\n\n" + table(["start", "seconds"], rows)
+        f"`./train.sh {CONFIG}` in an installed environment; seconds up to the console's line of step 1 "
+        f"(8,192 tokens), {repeats} runs in turns. Medians, quartiles in brackets.\n\n"
+        + table(["start", "seconds"], rows)
     )
     write("start", "From the command to the first step", text)
 
