@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch._functorch.config
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 
 class CompilerMissing(RuntimeError):
@@ -34,8 +35,18 @@ def check_compiler(backend: str, device_type: str) -> None:
 
 
 def apply_compile(blocks: nn.ModuleDict, *, backend: str, split_backward: bool) -> None:
-    """Compiles each block in place."""
+    """Compiles each block in place: inside a checkpoint of the whole block, around one that chooses by operator."""
     if split_backward:
         torch._functorch.config.donated_buffer = False
     for block in blocks.values():
-        block.compile(backend=backend, fullgraph=True)
+        _region(block).compile(backend=backend, fullgraph=True)
+
+
+def _region(block: nn.Module) -> nn.Module:
+    # A block checkpointed as a whole within the graph fails under tensor parallelism (torch 2.13): AOTAutograd saves
+    # the DeviceMesh among the tensors and asserts. Eager recomputation of a compiled block does the same work. A choice
+    # by operator must be seen by the compiler, and saves the collectives, so that the mesh is not needed again.
+    if isinstance(block, CheckpointWrapper) and "context_fn" not in block.checkpoint_fn.keywords:
+        inner: nn.Module = block._checkpoint_wrapped_module
+        return inner
+    return block
