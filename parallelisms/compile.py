@@ -16,6 +16,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 class CompilerMissing(RuntimeError):
     """`compile.enable` on a machine that cannot build what inductor generates."""
 
+    exit_code = 2  # refused: the same start would fail again
+
 
 def check_compiler(backend: str, device_type: str) -> None:
     """Raises CompilerMissing where inductor would fail for want of a C++ compiler, before any model exists."""

@@ -38,6 +38,12 @@ class Mesh:
     pp_rank: int
     tp_rank: int
 
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """The process group of every dimension."""
+        found = [*self.fsdp.get_all_groups(), self.tp.get_group(), self.pp.get_group()]
+        return found if self.cp is None else [*found, self.cp.get_group()]
+
 
 def coordinates(rank: int, degrees: Degrees) -> dict[str, int]:
     """Place of a rank on each dimension, by name."""

@@ -84,6 +84,7 @@ class Trainer:
         self.resolved, self.world, self.batch = resolved, world, resolved.batch
         self.folder = Path(config.job.dump_folder)
         self.seed = agree_on_seed(config.debug.seed, world)
+        self._own_rows = rows is None
         self.rows = rows if rows is not None else open_rows(config.training, config.model, self.seed)
         self.mesh = meshes.build(resolved.degrees, world.device.type) if world.world_size > 1 else None
         self.model = parallelize.build(
@@ -235,8 +236,8 @@ class Trainer:
                         log.info("%s", step_line(step, steps, values))
                     self._after_step(last=step == steps)
                     profiler.step()
-            if self.checkpoints.should_save(self.progress.step, last=True) and self.progress.step > 0:
-                self.save(last=True)
+            if self.progress.step > 0 and self.checkpoints.should_save(self.progress.step, last=True):
+                self.save(last=not stopped)  # a stop goes on later: no export of the weights alone
             self.checkpoints.close()
         finally:
             metrics.close()
@@ -255,7 +256,7 @@ class Trainer:
         if training.gc_debug or step % training.gc_freq == 0 or step == 1:
             gc.collect()
         if step == self._first_step:
-            set_timeout(self.config.comm.train_timeout_seconds)
+            set_timeout(self.config.comm.train_timeout_seconds, self.mesh.groups if self.mesh else ())
         self.checkpoints.poll()
         if not last and self.checkpoints.should_save(step):
             self.save()
@@ -282,10 +283,21 @@ class Trainer:
             self.model.copies.refresh()
         if state is not None:
             train_state, data = state.get("train_state", {}), state.get("dataloader", {})
+            self._keep_order(train_state.get("seed", self.seed))
             self.progress = Progress(
                 step=train_state.get("step", 0), rows=data.get("rows", 0), tokens=train_state.get("tokens", 0)
             )
         self._first_step = self.progress.step + 1
+
+    def _keep_order(self, began_with: int) -> None:
+        """The data position counts rows in the order of the seed that the run began with, so that one stays in force."""
+        if began_with == self.seed:
+            return
+        if self.config.debug.seed is not None:
+            log.warning("debug.seed = %d is not used: the run began with seed %d", self.config.debug.seed, began_with)
+        self.seed = began_with
+        if self._own_rows:
+            self.rows = open_rows(self.config.training, self.config.model, began_with)
 
     def _refuse_non_finite(self, norm: Tensor) -> None:
         value = norm.item()
