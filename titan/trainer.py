@@ -290,7 +290,7 @@ class Trainer:
         self._first_step = self.progress.step + 1
 
     def _keep_order(self, began_with: int) -> None:
-        """The data position counts rows in the order of the seed that the run began with, so that one stays in force."""
+        """The data position counts rows in the order of the seed that the run began with: that one stays in force."""
         if began_with == self.seed:
             return
         if self.config.debug.seed is not None:
