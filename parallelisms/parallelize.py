@@ -4,7 +4,7 @@ Pipeline split, tensor, context, activation checkpointing, compile, then FSDP/HS
 weights:
   - tensor parallelism first, since FSDP shards what it leaves, and checkpointing would hide the modules that its
     plan names;
-  - checkpointing inside compile, so that the compiler sees what is recomputed;
+  - checkpointing before compile, which looks into it where operators are chosen and stays within it for whole blocks;
   - `fully_shard` last, so that its hooks run around the compiled region and gather what the inner layers compute with.
 A model is built on the meta device and cut before it gets memory: no rank ever holds a full tensor that it does not
 own.
