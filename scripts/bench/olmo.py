@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 
 from report import spread, table, write
 
@@ -51,13 +50,14 @@ class Job:
                     )
                 )
 
-    def finish_block(self) -> float:
-        """Waits for the end of the running block; its seconds. Raises SystemExit with the log where the job died."""
+    def finish_block(self) -> tuple[float, float]:
+        """Waits for the end of the running block; (wall, processor) seconds of rank 0. Raises SystemExit with the log where the job died."""
         out = self._ranks[0].stdout
         if out is not None:
             for line in out:
                 if line.startswith("block "):
-                    return float(line.split()[1])
+                    wall, processor = map(float, line.split()[1:])
+                    return wall, processor
         log = (self.folder / "rank-0.log").read_text(errors="replace")
         raise SystemExit(f"{self.name} ended before its measurement did:\n{log[-3000:]}")
 
@@ -75,24 +75,24 @@ class Job:
             rank.wait()
 
 
-def compare(precision: str, olmo_python: str, pairs: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Tokens/s (titan, OLMo-core), pair by pair."""
+def compare(precision: str, olmo_python: str, pairs: int, folder: Path) -> list[list[tuple[float, float]]]:
+    """(wall, processor) seconds of each block of titan, then of OLMo-core."""
     arguments = [precision, str(ROWS), str(SEQ), str(BLOCK * (pairs + WARM)), str(BLOCK)]
     pythons = (("titan", sys.executable), ("olmo", olmo_python))
     jobs: list[Job] = []
-    seconds: tuple[list[float], list[float]] = ([], [])
+    blocks: list[list[tuple[float, float]]] = [[], []]
     try:
         for name, python in pythons:
             jobs.append(Job(name, python, arguments, folder / f"{name}-{precision}"))
         for index in range(pairs + WARM):
-            for job, times in zip(jobs, seconds, strict=True):
+            for job, times in zip(jobs, blocks, strict=True):
                 if index:
                     job.go()
                 times.append(job.finish_block())
     finally:
         for job in jobs:
             job.close()
-    return tuple([ROWS * SEQ * BLOCK / one for one in times[WARM:]] for times in seconds)  # type: ignore[return-value]
+    return [times[WARM:] for times in blocks]
 
 
 def main() -> None:
@@ -106,16 +106,19 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for precision in chosen.precision:
-            ours, theirs = compare(precision, chosen.python, chosen.pairs, Path(folder))
-            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-            goal = "met" if median(ratios) >= 1.1 else "missed"
-            rows.append([precision, spread(ours, 0), spread(theirs, 0), f"{spread(ratios)}, goal 1.1 {goal}"])
+            blocks = compare(precision, chosen.python, chosen.pairs, Path(folder))
+            for index, clock in enumerate(("wall", "processor")):
+                ours, theirs = ([ROWS * SEQ * BLOCK / block[index] for block in side] for side in blocks)
+                ratio = spread([a / b for a, b in zip(ours, theirs, strict=True)])
+                rows.append([precision, clock, spread(ours, 0), spread(theirs, 0), ratio])
+                print(*rows[-1], sep="; ", flush=True)
     text = (
         f"dp_shard {RANKS}, sequence {SEQ}, {ROWS // RANKS} rows a rank, dim 256, 6 layers, 16 heads, vocabulary 2048 "
         "(6,163,712 parameters in both), fused AdamW, clipping, no compile, one thread a rank, against ai2-olmo-core "
         f"{version} with its own trainer and FSDP2 a block. Both jobs alive, in turns of {BLOCK} steps, "
-        f"{chosen.pairs} pairs. Medians, quartiles in brackets.\n\n"
-        + table(["compute", "titan, tokens/s", "OLMo-core, tokens/s", "ratio, pair by pair"], rows)
+        f"{chosen.pairs} pairs. Medians, quartiles in brackets. By the processor's "
+        "clock: tokens of the job over the processor seconds of rank 0, all threads. The goal is 1.1 in each.\n\n"
+        + table(["compute", "clock", "titan, tokens/s", "OLMo-core, tokens/s", "ratio, pair by pair"], rows)
     )
     write("olmo", "Two ranks against OLMo-core", text)
 
