@@ -89,7 +89,7 @@ BAD_LINES = [
     ("fault_tolerance", "enable = true", "MAX_RESTARTS"),
     ("metrics", "enable_wandb = true", "use metrics.enable_tensorboard"),
     ("checkpoint", "create_seed_checkpoint = true", "initial weights are the same at every layout"),
-    ("comm", 'mode = "fake_backend"', "titan plan"),
+    ("comm", 'mode = "fake_backend"', "titan check"),
     # old names
     ("training", "batch_size = 8", "this key is now training.local_batch_size."),
     ("training", "compile = true", "this key is now compile.enable."),

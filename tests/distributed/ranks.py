@@ -120,7 +120,7 @@ class _Ranks:
         self._folder.cleanup()
 
 
-_waiting: dict[int, _Ranks] = {}
+_waiting: dict[tuple[str, int], _Ranks] = {}
 
 
 def run_ranks(
@@ -139,7 +139,12 @@ def run_ranks(
     """
     job = pickle.dumps((function, args, kwargs))
     alone = fresh or environment is not None
-    ranks = _Ranks(world_size, environment or {}) if alone else _waiting.pop(world_size, None) or _Ranks(world_size, {})
+    key = (function.__module__, world_size)
+    if not alone:
+        # DTensor caches by mesh, and meshes of two modules can be equal where their process groups are not.
+        for other in [waiting for waiting in _waiting if waiting[0] != key[0]]:
+            _waiting.pop(other).close()
+    ranks = _Ranks(world_size, environment or {}) if alone else _waiting.pop(key, None) or _Ranks(world_size, {})
     try:
         results = ranks.run(job, timeout)
     except BaseException:
@@ -148,7 +153,7 @@ def run_ranks(
     if alone:
         ranks.close()
     else:
-        _waiting[world_size] = ranks
+        _waiting[key] = ranks
     return results
 
 
