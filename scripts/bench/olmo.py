@@ -51,7 +51,7 @@ class Job:
                 )
 
     def finish_block(self) -> tuple[float, float]:
-        """Waits for the end of the running block; (wall, processor) seconds of rank 0. Raises SystemExit with the log where the job died."""
+        """(wall, processor) seconds of the block that runs, once it ends. Raises SystemExit with the log of a dead job."""
         out = self._ranks[0].stdout
         if out is not None:
             for line in out:

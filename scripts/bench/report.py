@@ -27,7 +27,7 @@ def machine() -> str:
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     return (
         f"{device_name(device)} ({_model_of_cpu()}), {os.cpu_count()} cores, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {torch.get_num_threads()} threads a process, {date.today().isoformat()}"
+        f"Python {platform.python_version()}, {date.today().isoformat()}"
     )
 
 
