@@ -51,7 +51,9 @@ class Job:
                 )
 
     def finish_block(self) -> tuple[float, float]:
-        """(wall, processor) seconds of the block that runs, once it ends. Raises SystemExit with the log of a dead job."""
+        """(wall, processor) seconds of the block that runs, once it ends. Raises SystemExit with the log of
+        a dead job.
+        """
         out = self._ranks[0].stdout
         if out is not None:
             for line in out:
