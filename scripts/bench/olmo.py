@@ -51,7 +51,7 @@ class Job:
                 )
 
     def finish_block(self) -> tuple[float, float]:
-        """(wall, processor) seconds of the block that runs, once it ends. Raises SystemExit with the log of
+        """(wall, processor) seconds of the running block, once it ends. SystemExit with the log where the job died."""
         a dead job.
         """
         out = self._ranks[0].stdout
