@@ -52,8 +52,6 @@ class Job:
 
     def finish_block(self) -> tuple[float, float]:
         """(wall, processor) seconds of the running block, once it ends. SystemExit with the log where the job died."""
-        a dead job.
-        """
         out = self._ranks[0].stdout
         if out is not None:
             for line in out:
