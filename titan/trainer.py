@@ -246,7 +246,9 @@ class Trainer:
                 gc.enable()
         status = "stopped" if stopped else "done"
         if world.local_rank == 0:
-            write_status(self.folder, status, step=self.progress.step, reason=stop.reason)
+            # Where the request reached another rank only, this one has learned of it by the all-reduce.
+            why = stop.reason or ("another rank was asked to stop" if stopped else None)
+            write_status(self.folder, status, step=self.progress.step, reason=why)
         reason = f" ({stop.reason})" if stop.reason else ""
         log.info("%s at step %d of %d%s", status, self.progress.step, steps, reason if stopped else "")
         return STOPPED if stopped else DONE

@@ -57,7 +57,8 @@ def _steps(mode: str, folder: Path, stop: StopRequest) -> int:
         if float(asked[1]) != world.world_size:
             raise AssertionError(f"{asked[1]} ranks")
         if float(asked[0]) > 0:
-            write_status(folder, "stopped", step=step, reason=stop.reason)
+            if stop.requested:  # the others have learned of it by the all-reduce and know no reason
+                write_status(folder, "stopped", step=step, reason=stop.reason)
             break
         if mode == "done" and step == 3:
             break
