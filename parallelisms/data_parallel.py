@@ -1,10 +1,10 @@
-"""FSDP, HSDP and DDP through one path: `fully_shard` of each block over the mesh (dp_replicate, fsdp), also where
-both are 1.
+"""FSDP, HSDP and DDP through one path: `fully_shard` of each block over the mesh (dp_replicate, fsdp), also where both
+are 1.
 
-Degree 1 x 1 still goes through it when there is more than one process, so that tp-only and pp-only runs get the same
-mixed precision and the same reduced DTensor gradients. Every reduction is a SUM: the loss is divided by the global
-token count already. Parameters are gathered in the compute dtype, gradients are reduced in float32, masters and
-optimizer state stay in the master dtype.
+Degree 1 x 1 still goes through it when there is more than one process, so that tp-only and pp-only runs get the
+same mixed precision and the same reduced DTensor gradients. Every reduction is a SUM: the loss is divided by the
+global token count already. Parameters are gathered in the compute dtype, gradients are reduced in float32, masters
+and optimizer state stay in the master dtype.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One flat world of ranks, seen under the names that the code asks for.
 
 The order from outermost to innermost is pp, dp_replicate, dp_shard, cp, tp: tp talks most and sits on neighbouring
-ranks. FSDP shards over `fsdp = dp_shard x cp`, since cp ranks hold different tokens of the same model. The views are
-made with `_unflatten` of the flat mesh, because slicing a dimension made by `_flatten` is deprecated; it is a
+ranks. FSDP shards over `fsdp = dp_shard x cp`, since cp ranks hold different tokens of the same model. The views
+are made with `_unflatten` of the flat mesh, because slicing a dimension made by `_flatten` is deprecated; it is a
 private method, used here and nowhere else.
 """
 

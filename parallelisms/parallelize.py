@@ -4,8 +4,11 @@ Pipeline split, tensor, context, activation checkpointing, compile, then FSDP/HS
 weights:
   - tensor parallelism first, since FSDP shards what it leaves, and checkpointing would hide the modules that its
     plan names;
-  - checkpointing before compile, which looks into it where operators are chosen and stays within it for whole blocks;
-  - `fully_shard` last, so that its hooks run around the compiled region and gather what the inner layers compute with.
+  - checkpointing before compile, which looks into it where operators are chosen and stays within it for whole
+    blocks;
+  - `fully_shard` last, so that its hooks run around the compiled region and gather what the inner layers compute
+    with.
+
 A model is built on the meta device and cut before it gets memory: no rank ever holds a full tensor that it does not
 own.
 """
@@ -298,8 +301,13 @@ def _materialise(
 def _loss(args: ModelArgs, mesh: Mesh | None, parallelism: Parallelism) -> TokenLoss:
     if mesh is None or mesh.degrees.tp == 1 or parallelism.disable_loss_parallel:
         return TokenLoss()
-    width = -(-_vocab(args) // mesh.degrees.tp)  # rows of torch.chunk, the last ones fewer
-    return TokenLoss((mesh.tp.get_group(), width * mesh.tp_rank))
+    return TokenLoss((mesh.tp.get_group(), _columns(_vocab(args), mesh).start))
+
+
+def _columns(vocab: int, mesh: Mesh) -> range:
+    """Columns of the logits on this tp rank: those of torch.chunk, the last ranks have fewer."""
+    width = -(-vocab // mesh.degrees.tp)
+    return range(min(vocab, width * mesh.tp_rank), min(vocab, width * (mesh.tp_rank + 1)))
 
 
 def _vocab(args: ModelArgs) -> int:
@@ -314,8 +322,7 @@ def _shapes(
     degrees, rows, seq = mesh.degrees, batch.microbatch_size, seq_len // mesh.degrees.cp
     columns = _vocab(args)
     if degrees.tp > 1 and not parallelism.disable_loss_parallel:
-        width = -(-columns // degrees.tp)
-        columns = max(0, min(width, columns - width * mesh.tp_rank))
+        columns = len(_columns(columns, mesh))
     return StageShapes((rows, seq), (rows, seq // degrees.tp, args.dim), (rows, seq, columns), dtype)
 
 

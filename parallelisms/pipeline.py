@@ -1,10 +1,10 @@
 """Pipeline stages and schedules: cuts a model by module names, and builds torch's schedule over the stages of this
 rank.
 
-The loss is a sum divided by the global token count already, so the schedule must not scale gradients. Shapes between
-stages are known from the degrees and given to each stage, which saves torch's trial forward and backward. A tied
-weight that stands on two stages is
-one parameter all the same: its two gradients are exchanged and added before the norm, and it counts and saves once.
+The loss is a sum divided by the global token count already, so the schedule must not scale gradients. Shapes
+between stages are known from the degrees and given to each stage, which saves torch's trial forward and backward. A
+tied weight that stands on two stages is one parameter all the same: its two gradients are exchanged and added
+before the norm, and it counts and saves once.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ without FSDP2.
 
 FSDP2 on a single rank costs about three times the host time of plain modules, and autocast is another policy (it
 keeps some operators in float32). So the modules hold working copies, refreshed from the masters once after each
-optimizer step; the gradient of each backward is added to the master's in the master's dtype, as FSDP2's reduction in
-float32 does.
+optimizer step; the gradient of each backward is added to the master's in the master's dtype, as FSDP2's reduction
+in float32 does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Tensor parallelism with sequence parallelism (Megatron-LM, arXiv:1909.08053 and 2205.05198), from a model's plan.
 
 The plan names a style a module; this file turns each name into a `ParallelStyle` of torch. Activations between
-blocks are sharded along the sequence, gathered once before attention and once before the feed-forward. Where tp does
-not divide the KV heads,
-their projections are replicated and each rank slices the heads that its query heads use: names and shapes in
-checkpoints stay those of the model. Gradients of replicated weights arrive as partial sums; FSDP2 reduces them to
-the placement of the weight.
+blocks are sharded along the sequence, gathered once before attention and once before the feed-forward. Where tp
+does not divide the KV heads, their projections are replicated and each rank slices the heads that its query heads
+use: names and shapes in checkpoints stay those of the model. Gradients of replicated weights arrive as partial
+sums; FSDP2 reduces them to the placement of the weight.
 """
 
 from __future__ import annotations

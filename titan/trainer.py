@@ -1,9 +1,8 @@
 """The training loop, readable in one sitting: data, forward and backward, clip, step, log, save.
 
 The trainer knows the parts and their order and nothing else: no model by name, no shard by rank. All ranks take the
-same
-decisions, since each rests on a number that all hold: the step, or the result of an all-reduce. One all-reduce opens
-a step (valid tokens, and whether any rank was asked to stop); that of the norm closes it.
+same decisions, since each rests on a number that all hold: the step, or the result of an all-reduce. One all-reduce
+opens a step (valid tokens, and whether any rank was asked to stop); that of the norm closes it.
 """
 
 from __future__ import annotations

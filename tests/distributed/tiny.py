@@ -1,5 +1,5 @@
-"""The tiny runs of the parity tests: sizes uneven on purpose, rows with uneven valid tokens, and what a run must
-give back.
+"""The tiny runs of the parity tests: sizes uneven on purpose, rows with uneven valid tokens, and what a run must give
+back.
 
 A layout is a dictionary of overrides of the `parallelism`, `training`, `model.args`, ... sections. `run_layout` is
 what each rank executes: the real trainer, step by step, and the local shards of gradients and weights with their
