@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.tensor import DTensor, Partial
 
-# What torch's own DCP calls for a DTensor; there is no public way to an offset.
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from titan.parallelisms.shards import local_region
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,10 @@ def piece(key: str, tensor: Tensor) -> Piece:
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(f"{key} is a partial sum over ranks ({tensor.placements}): reduce it before saving")
     local = tensor.to_local()
-    sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    if tuple(sizes) != tuple(local.shape):
-        raise ValueError(
-            f"{key}: the local shape is {tuple(local.shape)}, the placements {tensor.placements} say {tuple(sizes)}"
-        )
+    try:
+        offset = [part.start for part in local_region(tensor)]
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
     return Piece(key, tensor.shape, torch.Size(offset), local, local.dtype)
 
 

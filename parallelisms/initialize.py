@@ -17,14 +17,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-
-# What DTensor itself uses for its checkpoints; there is no public way to an offset.
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch import Tensor
 
 from titan.models.registry import InitRule
 from titan.parallelisms.parameters import NamedParameter
+from titan.parallelisms.shards import local_region, local_tensor
 
 CHUNK = 1 << 20
 """Values drawn at a time: 8 MiB of float64, of which three exist at once."""
@@ -50,7 +47,7 @@ def initialize(parameters: Sequence[NamedParameter], rule: Callable[[str], InitR
     """
     for named in parameters:
         how = rule(named.fqn)
-        local = _local(named.parameter)
+        local = local_tensor(named.parameter)
         match how.kind:
             case "normal":
                 region = local_region(named.parameter)
@@ -59,25 +56,6 @@ def initialize(parameters: Sequence[NamedParameter], rule: Callable[[str], InitR
                 local.fill_(1.0)
             case "zeros":
                 local.zero_()
-
-
-def local_region(tensor: Tensor) -> tuple[slice, ...]:
-    """The box of the full tensor that this rank holds: one slice a dimension, empty for an empty shard; all of it for
-    a plain tensor.
-
-    Right for FSDP over tensor parallelism on one dimension (tp cuts first, FSDP cuts the piece), also with uneven and
-    empty shards.
-
-    Raises:
-        ValueError: the local shape is not what the placements say.
-    """
-    if not isinstance(tensor, DTensor):
-        return tuple(slice(0, size) for size in tensor.shape)
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    held = tuple(tensor.to_local().shape)
-    if held != tuple(sizes):
-        raise ValueError(f"a local shard has shape {held}, its placements {tensor.placements} say {tuple(sizes)}")
-    return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
 
 
 @torch.no_grad()
@@ -150,7 +128,3 @@ def _columns(region: tuple[slice, ...], shape: torch.Size) -> tuple[int, int, in
     width, inner = math.prod(shape[1:]), math.prod(shape[2:])
     row = region[0].start if region else 0
     return (row, width, region[1].start * inner, region[1].stop * inner) if len(shape) > 1 else (row, width, 0, width)
-
-
-def _local(parameter: nn.Parameter) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()

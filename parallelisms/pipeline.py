@@ -26,11 +26,11 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
     get_schedule_class,
 )
-from torch.distributed.tensor import DTensor
 
 from titan.models.registry import Stages
 from titan.parallelisms.loss import TokenLoss
 from titan.parallelisms.parameters import NamedParameter
+from titan.parallelisms.shards import local_tensor
 from titan.parallelisms.stages import csv_has_communication
 
 
@@ -158,4 +158,4 @@ class TiedGradients:
 def _local_grad(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    return local_tensor(parameter.grad)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from titan.parallelisms.parameters import NamedParameter
+from titan.parallelisms.shards import local_tensor
 
 _PIECE = 1 << 15
 
@@ -41,7 +42,7 @@ def global_norm(parameters: Sequence[NamedParameter], device: torch.device) -> T
             nothing says which of them should count it.
     """
     grads = [
-        _local(grad)
+        local_tensor(grad)
         for named in parameters
         if named.counted and (grad := named.parameter.grad) is not None and _counts_here(named.fqn, grad)
     ]
@@ -69,7 +70,7 @@ def clip_(parameters: Sequence[NamedParameter], norm: Tensor, max_norm: float) -
         raise ValueError(f"training.max_norm = {max_norm}: must be more than 0; inf means no clipping")
     if math.isinf(max_norm):
         return
-    grads = [_local(grad) for named in parameters if (grad := named.parameter.grad) is not None]
+    grads = [local_tensor(grad) for named in parameters if (grad := named.parameter.grad) is not None]
     if grads:
         torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0).to(grads[0].device))
 
@@ -88,10 +89,6 @@ def _counts_here(fqn: str, grad: Tensor) -> bool:
         if isinstance(placement, Replicate) and place != 0:
             return False
     return True
-
-
-def _local(grad: Tensor) -> Tensor:
-    return grad.to_local() if isinstance(grad, DTensor) else grad
 
 
 def _pieces(grad: Tensor) -> Sequence[Tensor]:
