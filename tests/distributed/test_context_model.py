@@ -118,7 +118,7 @@ def steps() -> dict[tuple[str, ...], tuple[float, dict[str, int]]]:
 
 
 def repeated() -> dict[str, list[int]]:
-    """Live tensors after each of five steps of one model."""
+    """Live tensors after each of eight steps of one model."""
     group = dist.group.WORLD
     assert group is not None
     counts: dict[str, list[int]] = {}
@@ -128,7 +128,7 @@ def repeated() -> dict[str, list[int]]:
         ids, grad = (shard_sequence(x, 1, group.size(), group.rank(), "headtail") for x in data())
         positions = local_positions(SEQ, group.size(), group.rank(), "headtail")
         counts[method] = []
-        for _ in range(5):
+        for _ in range(8):
             part(ids, positions).backward(grad)
             part.zero_grad()
             gc.collect()
@@ -188,4 +188,5 @@ def test_selective_checkpointing_does_not_communicate_again(two_ranks: list[dict
 def test_steps_leave_nothing_behind(two_ranks: list[dict[str, Any]]) -> None:
     for found in two_ranks:
         for counts in found["repeated"].values():
-            assert len(set(counts[1:])) == 1
+            # What a step leaves behind raises every later count; what a communication thread still holds does not.
+            assert min(counts[5:]) <= min(counts[1:4])
