@@ -22,7 +22,7 @@ from titan.checkpoint import CheckpointManager
 from titan.config import Config, Resolved, dump, resolve
 from titan.data import Rows, open_rows
 from titan.data.loader import StepData, StepLoader
-from titan.metrics import Metrics, Throughput, header, peak_flops, step_line
+from titan.metrics import Metrics, describe, run_throughput, step_line
 from titan.optim import LRSchedule, build_optimizer, clip_, global_norm
 from titan.parallelisms import mesh as meshes
 from titan.parallelisms import parallelize
@@ -203,7 +203,8 @@ class Trainer:
         config, world = self.config, self.world
         steps, log_freq = config.training.steps, config.metrics.log_freq
         metrics = Metrics(config.metrics, self.folder, enabled=world.rank == 0, resumed_step=self.progress.step)
-        throughput = self._throughput()
+        name = device_name(world.device)
+        throughput = run_throughput(self.resolved, world_size=world.world_size, device_name=name)
         memory = PeakMemory(world.device)
         stopped = False
         automatic_gc = gc.isenabled()
@@ -309,36 +310,6 @@ class Trainer:
                 "Lower optimizer.lr or raise lr_scheduler.warmup_steps; start again to go on from the last checkpoint."
             )
 
-    def _throughput(self) -> Throughput:
-        training = self.config.training
-        one = peak_flops(device_name(self.world.device), training.mixed_precision_param)
-        return Throughput(
-            flops_per_token=self.resolved.spec.flops_per_token(self.resolved.model_args, training.seq_len),
-            peak=one * self.world.world_size if one is not None else None,
-            devices=self.world.world_size,
-        )
-
-    def describe(self) -> list[str]:
-        """The header of the run."""
-        config, batch, degrees = self.config, self.batch, self.resolved.degrees
-        spec, args = self.resolved.spec, self.resolved.model_args
-        return header(
-            [
-                ("model", f"{config.model.name} {config.model.flavor}, {spec.parameter_count(args):,} parameters"),
-                ("mesh", f"{degrees} ({self.world.world_size} processes)" if self.mesh else "one process"),
-                (
-                    "batch",
-                    f"{batch.global_rows} rows of {self.rows.seq_len} tokens a step = {degrees.batch} batch ranks x "
-                    f"{batch.accumulation} accumulation x {batch.rows} rows"
-                    + (f" in {batch.microbatches} microbatches" if degrees.pp > 1 else ""),
-                ),
-                ("data", f"{config.training.dataset}, {self.rows.rows_per_epoch:,} rows an epoch"),
-                ("device", f"{device_name(self.world.device)} ({self.world.device.type})"),
-                ("precision", f"masters {config.training.dtype}, compute {config.training.mixed_precision_param}"),
-                ("run folder", str(self.folder)),
-            ]
-        )
-
 
 def train(config: Config) -> int:
     """One process of a run from its configuration to its exit code; joins and leaves the process group."""
@@ -354,7 +325,9 @@ def train(config: Config) -> int:
     if world.rank == 0:
         (trainer.folder / "config.toml").write_text(dump(config), encoding="utf-8")
         write_environment(trainer.folder, world)
-    for line in trainer.describe():
+    device = f"{device_name(world.device)} ({world.device.type})"
+    rows = trainer.rows.rows_per_epoch
+    for line in describe(resolved, rows_per_epoch=rows, world_size=world.world_size, device=device):
         log.info("%s", line)
     if trainer.progress.step >= config.training.steps:
         log.info("step %d of %d: this run is finished", trainer.progress.step, config.training.steps)
