@@ -5,6 +5,7 @@ from titan.config.degrees import world_size_wanted
 from titan.config.dump import dump
 from titan.config.layout import Batch, Degrees
 from titan.config.load import load, load_with_origins
+from titan.config.numerics import changed, numerics, numerics_hash
 from titan.config.problems import ConfigError, Problem
 from titan.config.resolve import Resolved, resolve
 from titan.config.schema import Config
@@ -16,9 +17,12 @@ __all__ = [
     "Degrees",
     "Problem",
     "Resolved",
+    "changed",
     "dump",
     "load",
     "load_with_origins",
+    "numerics",
+    "numerics_hash",
     "resolve",
     "world_size_wanted",
 ]
