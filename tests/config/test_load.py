@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from titan.config import Config, ConfigError, dump, load, load_with_origins
+from titan.config import Config, ConfigError, dump, load
 
 pytestmark = pytest.mark.quick
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -154,14 +154,17 @@ def test_a_file_extends_others_and_the_later_wins(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[optimizer]\nlr = 0.5\n")
     path = tmp_path / "run.toml"
     path.write_text('extends = ["bases/b.toml", "c.toml"]\n[job]\ndescription = "x"\n')
-    config, origins = load_with_origins(path, ["--training.seq_len=128"])
+    config = load(path, ["--training.seq_len=128"])
+    origins = config.origins
     assert (config.training.steps, config.training.seq_len, config.optimizer.lr) == (2, 128, 0.5)
     assert config.model.args == {"dim": 16, "n_heads": 2}
     assert origins["training.steps"].endswith("b.toml:3")
     assert origins["training.seq_len"] == "command line"
     assert origins["model.args.n_heads"].endswith("a.toml:6")
-    written = dump(config, origins)
-    assert "steps = 2  # " in written
+    written = dump(config)
+    assert f"steps = 2  # {tmp_path}/bases/b.toml:3" in written
+    assert "seq_len = 128  # command line" in written
+    assert "max_norm = 1.0  # default" in written
     assert load_text(tmp_path, written) == config
 
 

@@ -31,6 +31,10 @@ GOOD: list[tuple[list[str], str, Any]] = [
     (["--compile.enable", "--training.steps=1"], "compile.enable", True),
     (["--compile.enable", "false"], "compile.enable", False),
     (["--compile.enable=false"], "compile.enable", False),
+    (["--compile.enable=True"], "compile.enable", True),
+    (["--compile.enable", "False"], "compile.enable", False),
+    (["--compile.no_enable"], "compile.enable", False),
+    (["--activation_checkpoint.no-preserve-rng-state"], "activation_checkpoint.preserve_rng_state", False),
     (["--job.description=a b = c"], "job.description", "a b = c"),
     (['--job.description="quoted"'], "job.description", "quoted"),
     (["--job.description=12"], "job.description", "12"),
@@ -69,8 +73,9 @@ BAD = [
     (["--training.steps=many"], 'training.steps = "many": must be an integer >= 1.'),
     (["--training.step=3"], "Did you mean training.steps?"),
     (["--training.local-batch-size=3"], "Did you mean training.local_batch_size?"),
-    (["--compile.enable=True"], "Write true, without quotes"),
-    (["--compile.no_enable"], "Did you mean compile.enable?"),
+    (["--compile.enable=yes"], "Write true, without quotes"),
+    (["--compile.no_enable=true"], "Write compile.enable = false."),
+    (["--training.no_steps"], "Did you mean training.steps?"),
     (["--training.steps.more=3"], "must be an integer >= 1"),
 ]
 

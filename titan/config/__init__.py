@@ -4,7 +4,7 @@ once."""
 from titan.config.degrees import world_size_wanted
 from titan.config.dump import dump
 from titan.config.layout import Batch, Degrees
-from titan.config.load import load, load_with_origins
+from titan.config.load import load
 from titan.config.numerics import changed, numerics, numerics_hash
 from titan.config.problems import ConfigError, Problem
 from titan.config.resolve import Resolved, resolve
@@ -20,7 +20,6 @@ __all__ = [
     "changed",
     "dump",
     "load",
-    "load_with_origins",
     "numerics",
     "numerics_hash",
     "resolve",

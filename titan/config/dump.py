@@ -1,5 +1,4 @@
-"""Writes a configuration as TOML that loads to the same configuration, with the origin of each value where it is
-known."""
+"""Writes a configuration as TOML that loads to the same configuration, values with their origins where known."""
 
 from __future__ import annotations
 
@@ -12,14 +11,13 @@ from titan.config.schema import Config
 from titan.config.toml_text import key_text, value_text
 
 
-def dump(config: Config, origins: Mapping[str, str] | None = None) -> str:
+def dump(config: Config) -> str:
     """The whole configuration, defaults included.
 
-    Args:     config: what to write. Unset keys (None) are commented out, since TOML has no null; a field whose default
-    is not None says         "none".     origins: dotted key to where it was set; written behind each value, "default"
-    for the others.
+    Unset keys (None) are commented out, since TOML has no null; a field whose default is not None says "none". The
+    origin of each value (file and line, command line, default) stands behind it where `config.origins` has any.
     """
-    return "\n".join(_table(config, "", origins)).lstrip("\n") + "\n"
+    return "\n".join(_table(config, "", config.origins or None)).lstrip("\n") + "\n"
 
 
 def _table(model: BaseModel, prefix: str, origins: Mapping[str, str] | None) -> list[str]:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from titan.config.lines import line_numbers
 from titan.config.problems import ConfigError, Problem, closest
-
-_HEADER = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]")
-_KEY = re.compile(r"^\s*([A-Za-z0-9_\"'.\s-]+?)\s*=")
 
 
 @dataclass
@@ -52,26 +50,35 @@ def read(path: Path, chain: tuple[Path, ...] = ()) -> Source:
     try:
         own = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line = re.search(r"line (\d+)", str(error))
-        where = f"{path}:{line[1]}" if line else str(path)
+        line = re.search(r"line (\d+)", str(error))  # else it is "at end of document"
+        where = f"{path}:{line[1] if line else max(1, len(text.splitlines()))}"
         raise ConfigError([Problem("", f"not valid TOML: {error}.", origin=where)]) from None
+    lines = line_numbers(text)
+    here = f"{path}:{lines.get('extends', 1)}"
     bases = own.pop("extends", [])
     if isinstance(bases, str):
         bases = [bases]
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError([Problem("extends", "must be a file name or a list of file names.", origin=str(path))])
+        raise ConfigError([Problem("extends", "must be a file name or a list of file names.", origin=here)])
     chain = (*chain, path.resolve())
     source = Source()
     for base in bases:
         target = path.parent / base
         if target.resolve() in chain:
             circle = " -> ".join(str(file) for file in (*chain, target.resolve()))
-            raise ConfigError([Problem("extends", f"a file cannot extend itself: {circle}.", origin=str(path))])
-        source.update(read(target, chain))
-    lines = line_numbers(text)
+            raise ConfigError([Problem("extends", f"a file cannot extend itself: {circle}.", origin=here)])
+        try:
+            source.update(read(target, chain))
+        except ConfigError as error:
+            raise ConfigError([_led_by(problem, here) for problem in error.problems]) from None
     origins = {key: f"{path}:{lines[key]}" if key in lines else str(path) for key in dotted_keys(own)}
     source.update(Source(own, origins))
     return source
+
+
+def _led_by(problem: Problem, where: str) -> Problem:
+    """The problem of a file that is not there names the line that asks for it."""
+    return replace(problem, text=f"{problem.text} Extended by {where}.") if problem.key == "" else problem
 
 
 def dotted_keys(table: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -82,24 +89,6 @@ def dotted_keys(table: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             found += dotted_keys(value, f"{prefix}{key}.")
     return found
-
-
-def line_numbers(text: str) -> dict[str, int]:
-    """Line of each header and key as written, by dotted name; good for messages, not a parser (tomllib is)."""
-    lines: dict[str, int] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _HEADER.match(line):
-            section = _plain(header[1])
-            lines.setdefault(section, number)
-        elif key := _KEY.match(line):
-            name = _plain(key[1])
-            lines.setdefault(f"{section}.{name}" if section else name, number)
-    return lines
-
-
-def _plain(name: str) -> str:
-    return ".".join(part.strip().strip("\"'") for part in name.split("."))
 
 
 def _text(path: Path) -> str:

@@ -7,10 +7,11 @@ the world size or the model are in `resolve.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from titan.config import files, overrides
+from titan.config.custom import schema_of
 from titan.config.problems import ConfigError
 from titan.config.schema import Config
 from titan.config.validate import validate
@@ -19,24 +20,24 @@ from titan.config.validate import validate
 def load(path: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Config:
     """The configuration of a TOML file under command-line overrides (`--section.key=value`).
 
-    Raises ConfigError with all problems.
+    Its `.origins` say where each key was set. It is of the class that `job.custom_config_module` names, where one is
+    named. Raises ConfigError with all problems.
     """
-    return load_with_origins(path, arguments)[0]
-
-
-def load_with_origins(path: str | os.PathLike[str], arguments: Sequence[str] = ()) -> tuple[Config, Mapping[str, str]]:
-    """As `load`, with where each key was set: `file:line` or "command line"; `dump` writes them down."""
     given, problems = overrides.parse(arguments)
-    source = files.Source()
     try:
         source = files.read(Path(path))
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from None
     source.update(given)
+    schema, found = schema_of(source.values, source.origins)
+    if schema is not Config:  # the command line is read by the types of the schema
+        given, problems = overrides.parse(arguments, schema)
+        source.update(given)
+    problems += found
     try:
-        config = validate(source)
+        config = validate(source, schema)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return config, source.origins
+    return config

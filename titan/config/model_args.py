@@ -7,10 +7,9 @@ without torch.
 
 from __future__ import annotations
 
-import importlib
-import traceback
 from typing import Any
 
+from titan.config.custom import import_module
 from titan.config.files import merge
 from titan.config.problems import Problem, closest
 from titan.config.schema_model import Model
@@ -25,17 +24,7 @@ from titan.models.registry import ModelArgs, ModelSpec
 def custom_import(experimental: Experimental) -> list[Problem]:
     """Imports the user's module, which may register models."""
     name = experimental.custom_import
-    if not name:
-        return []
-    try:
-        importlib.import_module(name)
-    except Exception as error:  # the user's code: whatever is wrong with it is said as one problem, with its place
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"cannot be imported: {type(error).__name__}: {error} ({last.filename}:{last.lineno})."
-        if isinstance(error, ModuleNotFoundError):
-            text = f"cannot be imported: {error}. Give package.module, on PYTHONPATH or in the working directory."
-        return [Problem("experimental.custom_import", text, value_text(name))]
-    return []
+    return import_module("experimental.custom_import", name)[1] if name else []
 
 
 def resolve_args(model: Model) -> tuple[ModelSpec | None, ModelArgs | None, list[Problem]]:

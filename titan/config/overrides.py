@@ -1,7 +1,9 @@
-"""Command-line overrides: `--section.key=value`, `--section.key value`, and `--section.key` alone for true.
+"""Command-line overrides: `--section.key=value`, `--section.key value`; `--section.key` alone is true and
+`--section.no_key` false.
 
 The value is read as TOML, and as a plain string where it is no TOML; where the schema takes only text, it is the text
-as it stands, so that `--activation_checkpoint.selective_ac_option=2` needs no quotes.
+as it stands, so that `--activation_checkpoint.selective_ac_option=2` needs no quotes; where it takes a boolean, True
+and False (as torchtitan's command line has them) are read too.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from titan.config.wording import leaves, takes_text
 COMMAND_LINE = "command line"
 
 
-def parse(arguments: Sequence[str]) -> tuple[Source, list[Problem]]:
+def parse(arguments: Sequence[str], schema: type[BaseModel] = Config) -> tuple[Source, list[Problem]]:
     """The values that the arguments set, later ones over earlier ones, and what is wrong with them."""
     source = Source()
     problems = []
@@ -32,9 +34,11 @@ def parse(arguments: Sequence[str]) -> tuple[Source, list[Problem]]:
         if not argument.startswith("--") or "." not in key or not all(key.split(".")):
             problems.append(_problem(argument, "overrides look like --section.key=value."))
             continue
-        field = field_at(key)
+        field = field_at(key, schema)
         value: Any
-        if equals:
+        if (positive := _negated(key, schema)) and not equals:
+            key, value = positive, False
+        elif equals:
             value = _value(text, field)
         elif rest and not rest[0].startswith("--"):
             value = _value(rest.pop(0), field)
@@ -54,9 +58,9 @@ def parse(arguments: Sequence[str]) -> tuple[Source, list[Problem]]:
     return source, problems
 
 
-def field_at(key: str) -> FieldInfo | None:
+def field_at(key: str, schema: type[BaseModel] = Config) -> FieldInfo | None:
     """The schema's field of a dotted key, None where there is none (unknown, or inside a free table)."""
-    model: Any = Config
+    model: Any = schema
     field: FieldInfo | None = None
     for name in key.split("."):
         if not (isinstance(model, type) and issubclass(model, BaseModel)) or name not in model.model_fields:
@@ -66,7 +70,19 @@ def field_at(key: str) -> FieldInfo | None:
     return field
 
 
+def _negated(key: str, schema: type[BaseModel]) -> str | None:
+    """`compile.enable` for `compile.no_enable` or `compile.no-enable`, where that is a boolean."""
+    section, _, name = key.rpartition(".")
+    if not name.startswith(("no_", "no-")) or field_at(key, schema) is not None:
+        return None
+    positive = f"{section}.{name[3:].replace('-', '_')}"
+    field = field_at(positive, schema)
+    return positive if field is not None and bool in leaves(field.annotation) else None
+
+
 def _value(text: str, field: FieldInfo | None) -> Any:
+    if field is not None and bool in leaves(field.annotation) and text in ("True", "False"):
+        return text == "True"
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -7,8 +7,9 @@ problems of a configuration are collected before any is reported.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,17 @@ class ConfigError(ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def placed(problem: Problem, origins: Mapping[str, str]) -> Problem:
+    """The problem with its place: where its key was set; for one about a whole section, the keys that it names."""
+    if problem.origin is not None or not problem.key:
+        return problem
+    if "." in problem.key:
+        return replace(problem, origin=origins.get(problem.key))
+    words = set(re.findall(r"\w+", problem.text))
+    named = {origin: None for key, origin in origins.items() if key.rpartition(".")[2] in words}
+    return replace(problem, origin=", ".join(named) or None)
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:

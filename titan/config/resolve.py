@@ -13,7 +13,7 @@ from titan.config.batching import resolve_batch
 from titan.config.degrees import as_written, resolve_degrees
 from titan.config.layout import Batch, Degrees
 from titan.config.model_args import custom_import, resolve_args, tokenizer_size
-from titan.config.problems import ConfigError, Problem
+from titan.config.problems import ConfigError, Problem, placed
 from titan.config.rules_pipeline import pipeline
 from titan.config.schema import Config
 from titan.models.registry import ModelArgs, ModelSpec
@@ -71,7 +71,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
         problems += found or rules.ulysses(args, parallelism, cuts)
         problems += pipeline(parallelism, cuts, spec.stages, spec.n_layers(args), batch)
     if problems or degrees is None or batch is None or spec is None or args is None:
-        raise ConfigError(problems)
+        raise ConfigError([placed(problem, config.origins) for problem in problems])
     warnings += rules.schedule_warnings(config.lr_scheduler, training)
     if training.enable_cpu_offload and device_type == "cpu":
         warnings.append(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import PrivateAttr
+
 from titan.config.schema_checkpoint import Checkpoint
 from titan.config.schema_model import ActivationCheckpoint, Compile, LRScheduler, Model, Optimizer, Quantize
 from titan.config.schema_parallelism import Parallelism
@@ -53,3 +58,21 @@ class Config(Section):
     experimental: Experimental = Experimental()
     validation: Validation = Validation()
     debug: Debug = Debug()
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Dotted key to where it was set, `file:line` or "command line"; a key that is not in it is at its default."""
+        return self._origins
+
+    def with_origins(self, origins: Mapping[str, str]) -> Self:
+        """The same configuration, told where its values come from."""
+        copy = self.model_copy()
+        copy._origins = dict(origins)
+        return copy
+
+    def __eq__(self, other: object) -> bool:
+        """By values alone: the same settings from another file are the same configuration."""
+        return type(self) is type(other) and dict(self) == dict(other)
+
+    __hash__ = None  # type: ignore[assignment] # lists and tables within

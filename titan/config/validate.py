@@ -21,9 +21,9 @@ from titan.config.toml_text import value_text
 from titan.config.wording import leaves, remedy, rule_of
 
 
-def validate(source: Source) -> Config:
+def validate(source: Source, schema: type[Config] = Config) -> Config:
     """Raises ConfigError with every problem of names, types, ranges and unsupported features."""
-    known, problems = known_part(Config, source.values, "", source.origins)
+    known, problems = known_part(schema, source.values, "", source.origins)
     model = known.get("model")
     if isinstance(model, dict) and model.get("hf_assets_path") and model.get("tokenizer_path"):
         same = model["hf_assets_path"] == model["tokenizer_path"]
@@ -31,13 +31,13 @@ def validate(source: Source) -> Config:
             text = "the older name of model.hf_assets_path, which says something else: delete this one."
             key = "model.tokenizer_path"
             problems.append(Problem(key, text, value_text(model["tokenizer_path"]), source.origins.get(key)))
-    config, wrong = build(Config, known, "", source.origins)
+    config, wrong = build(schema, known, "", source.origins)
     problems += wrong
     named = {problem.key for problem in problems}
     problems += [found for found in unsupported.problems(known, source.origins) if found.key not in named]
     if problems or config is None:
         raise ConfigError(problems)
-    return config
+    return config.with_origins(source.origins)
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -99,12 +99,13 @@ def suggest(kind: str, name: str, prefix: str, model: type[BaseModel]) -> str:
     last = [place.rsplit(".", 1)[-1] for place in places]
     if last.count(name) == 1:  # a right key in a wrong section, or one level too deep
         return f"unknown {kind} here. Did you mean {places[last.index(name)]}?"
+    positive = model.model_fields.get(name[3:]) if name.startswith("no_") else None
+    if positive is not None and bool in leaves(positive.annotation):
+        return f"unknown {kind}. Write {prefix}{name[3:]} = false."
     if near := closest(name, model.model_fields):
         return f"unknown {kind}. Did you mean {prefix}{near}?"
     if name in last:
         return f"unknown {kind} here. Did you mean {places[last.index(name)]}?"
-    if name.startswith("no_") and name[3:] in model.model_fields:
-        return f"unknown {kind}. Write {prefix}{name[3:]} = false."
     if (near := closest(name, last)) is not None:
         return f"unknown {kind}. Did you mean {places[last.index(near)]}?"
     return f"unknown {kind}. {prefix.rstrip('.') or 'A configuration'} has: {', '.join(sorted(model.model_fields))}."
