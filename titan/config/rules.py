@@ -9,6 +9,7 @@ from typing import Any
 
 from titan.config.layout import Degrees
 from titan.config.problems import Problem
+from titan.config.schema_checkpoint import Checkpoint
 from titan.config.schema_model import LRScheduler
 from titan.config.schema_parallelism import Parallelism
 from titan.config.schema_run import Profiling
@@ -88,6 +89,14 @@ def profiling(section: Profiling) -> list[Problem]:
         f"must be at least profiler_warmup + profiler_active = {section.profiler_warmup} + {section.profiler_active}."
     )
     return [Problem("profiling.profile_freq", f"{text} Write {needed}.", str(section.profile_freq))]
+
+
+def rewind(training: Training, checkpoint: Checkpoint) -> list[Problem]:
+    """A rewind needs something to go back to."""
+    if training.non_finite != "rewind" or (checkpoint.enable and not checkpoint.load_only):
+        return []
+    text = 'goes back to a checkpoint of this run: set checkpoint.enable = true, or use "skip" or "fail".'
+    return [Problem("training.non_finite", text, '"rewind"')]
 
 
 def schedule_warnings(section: LRScheduler, training: Training) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from titan.config.section import NonEmpty, NonNegativeInt, PositiveInt, Section
+from titan.config import durations
+from titan.config.section import NonEmpty, NonNegativeInt, PositiveInt, Rule, Section
 
 
 class Job(Section):
@@ -20,6 +21,17 @@ class Job(Section):
     """The TOML file to read; given on the command line, not here."""
     dump_folder: NonEmpty = "./outputs"
     """Folder of the run: config.toml, metrics.jsonl, tb/, checkpoint/, log/. Relative to the working directory."""
+    time_limit: (
+        Annotated[
+            int,
+            BeforeValidator(durations.seconds, json_schema_input_type=int | str),
+            Field(ge=1),
+            Rule('a number of seconds >= 1, or a duration such as "2h30m" (units d, h, m, s)'),
+        ]
+        | None
+    ) = None
+    """Wall-clock budget from the start of the launcher, restarts included, in seconds or as "2h30m". The run saves and
+    stops, with exit code 75, while there is still time for another step and the save. Unset: none. Our own key."""
     description: str = "default job"
     """Free text, shown in the header and written to the run folder."""
     print_config: bool = False
@@ -54,6 +66,8 @@ class Metrics(Section):
 
     log_freq: PositiveInt = 10
     """Steps from one logged step to the next; the first and the last step are always logged."""
+    straggler_ratio: Annotated[float, Field(gt=1.0)] = 1.5
+    """Name the slowest rank in the log where its time a block is more than this times the median. Our own key."""
     enable_tensorboard: bool = False
     """Write TensorBoard event files."""
     enable_jsonl: bool = True
@@ -76,11 +90,12 @@ class Comm(Section):
     train_timeout_seconds: PositiveInt = 100
     """Timeout of collectives after the first step, in seconds."""
     trace_buf_size: NonNegativeInt = 20000
-    """Entries of NCCL's flight recorder; set TORCH_FR_BUFFER_SIZE instead."""
-    save_traces_folder: str = "comm_traces"
-    """Folder of the flight recorder's dumps; set TORCH_NCCL_DEBUG_INFO_TEMP_FILE instead."""
+    """Collectives that each rank's flight recorder remembers for the dump at a hang; 0: none. An environment that sets
+    TORCH_FR_BUFFER_SIZE wins."""
+    save_traces_folder: NonEmpty = "comm_traces"
+    """Folder of the flight recorder's dumps, inside the run folder."""
     save_traces_file_prefix: str = "rank_"
-    """Prefix of those files; set TORCH_NCCL_DEBUG_INFO_TEMP_FILE instead."""
+    """What the names of those files begin with; the rank follows."""
     mode: Literal["default", "fake_backend", "local_tensor"] = "default"
     """Only "default", real process groups, is supported."""
 
@@ -90,6 +105,9 @@ class Debug(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the initial weights and of the data order; without one, one is drawn, shared by all ranks and saved."""
+    replica_audit_freq: NonNegativeInt = 0
+    """Steps from one comparison of all replicated state (weights, optimizer, counters, RNG) between ranks to the next;
+    0: never. A difference ends the run and names rank and tensor. Our own key."""
     deterministic: bool = False
     """Use deterministic algorithms only (torch.use_deterministic_algorithms); an operation that has none raises."""
     deterministic_warn_only: bool = False

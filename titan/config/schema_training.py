@@ -66,6 +66,15 @@ class Training(Section):
     """Largest norm of the whole model's gradient; inf: no clipping."""
     steps: PositiveInt = 10000
     """Optimizer steps."""
+    epochs: PositiveInt | None = None
+    """Passes over the data after which the run is done, where that comes before `steps`; rows that no longer fill a
+    step are left out. Unset: the data repeats for as long as there are steps. Our own key."""
+    non_finite: Literal["fail", "skip", "rewind"] = "fail"
+    """What to do with a step whose loss or gradient is not finite; the optimizer never sees it. fail: end the run.
+    skip: go on with the next rows, weights and momentum untouched, the step number and the learning rate not advanced.
+    rewind: load the newest checkpoint and go on with the rows after the bad ones. Our own key."""
+    non_finite_budget: PositiveInt = 10
+    """Skips or rewinds allowed in the whole run (checkpoints carry the count); one more ends it. Our own key."""
     enable_cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory (accelerators only)."""
     dtype: Literal["bfloat16", "float32"] = "float32"
