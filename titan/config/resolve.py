@@ -62,6 +62,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
     cuts = degrees or as_written(parallelism)  # what tp, cp and pp cut does not depend on the world
     problems += rules.sequence(training, parallelism, cuts)
     problems += rules.profiling(config.profiling)
+    problems += rules.rewind(training, config.checkpoint)
     spec, args, found = resolve_args(config.model)
     problems += found
     if spec is not None and args is not None:
