@@ -13,21 +13,14 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointRefused
-from titan.checkpoint.folders import (
-    MANIFEST,
-    STATE,
-    complete_steps,
-    incomplete,
-    manifest_of,
-    step_name,
-    superseded,
-)
+from titan.checkpoint.folders import complete_steps, incomplete, step_name, superseded
+from titan.checkpoint.manifest import MANIFEST, STATE, Entry, entry_of, to_bytes
 from titan.checkpoint.pieces import Piece
 from titan.checkpoint.write import sync, write_pieces
 
@@ -52,14 +45,14 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], state: str, *, keep: 
     temporary = folder / f".tmp-{step_name(step)}"
 
     def publish() -> int:
-        _publish(folder, step, temporary, state)
+        _publish(folder, step, temporary, state, files)
         size = sum(path.stat().st_size for path in (folder / step_name(step)).iterdir())
         _retain(folder, step, keep)
         return size
 
     agreement.first(f"creating {temporary}", lambda: _create(folder, temporary))
     try:
-        write_pieces(temporary, pieces, agreement)
+        files = write_pieces(temporary, pieces, agreement)
         return agreement.first(f"completing {folder / step_name(step)}", publish)
     except Exception:
         if agreement.rank == 0:
@@ -91,9 +84,10 @@ def _create(folder: Path, temporary: Path) -> None:
     temporary.mkdir()
 
 
-def _publish(folder: Path, step: int, temporary: Path, state: str) -> None:
-    _write(temporary / STATE, state)
-    _write(temporary / MANIFEST, json.dumps(manifest_of(temporary, step), indent=1))
+def _publish(folder: Path, step: int, temporary: Path, state: str, files: Mapping[str, Entry]) -> None:
+    text = state.encode()
+    _write(temporary / STATE, text)
+    _write(temporary / MANIFEST, to_bytes(step, {**files, STATE: entry_of(text)}))
     sync(temporary)
     final, old = folder / step_name(step), folder / f".old-{step_name(step)}"
     _remove(old)
@@ -117,8 +111,8 @@ def _retain(folder: Path, step: int, keep: int) -> None:
             log.warning("checkpoint: %s could not be removed: %s", folder / step_name(one), error)
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
     sync(path)
 
 

@@ -17,7 +17,8 @@ import torch
 
 from titan.checkpoint import commit
 from titan.checkpoint.agreement import Agreement
-from titan.checkpoint.folders import FORMAT, step_name
+from titan.checkpoint.folders import step_name
+from titan.checkpoint.manifest import FORMAT
 from titan.checkpoint.pieces import Piece
 from titan.checkpoint.staging import Staging
 

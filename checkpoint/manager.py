@@ -198,6 +198,7 @@ class CheckpointManager:
             load_step=section.load_step,
             initial=initial,
             initial_weights_only=section.initial_load_model_only,
+            damaged={},
         )
 
     def _check_fingerprints(self, source: Source, fingerprints: Mapping[str, str]) -> None:

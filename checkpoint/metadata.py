@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.serialization import _get_layout
 
 from titan.checkpoint.errors import CheckpointRefused
-from titan.checkpoint.folders import METADATA, is_plain_name
+from titan.checkpoint.manifest import METADATA, is_plain_name
 
 _CLASSES = (
     Metadata,

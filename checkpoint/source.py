@@ -2,19 +2,23 @@
 
 In this order: the step that checkpoint.load_step names in the run's own folder; the newest complete one there; then
 checkpoint.initial_load_path, a checkpoint or a folder of them (newest complete); then nothing. The own folder wins,
-so that the same command, run again after a crash, goes on instead of beginning anew.
+so that the same command, run again after a crash, goes on instead of beginning anew. One that is unfinished or damaged
+is named and passed over for an older one; refused where it was asked for by name, or where all that there are are
+damaged.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from titan.checkpoint.commit import read_state
-from titan.checkpoint.errors import CheckpointRefused
-from titan.checkpoint.folders import EXPORTS, FORMAT, incomplete, step_name, steps_in
+from titan.checkpoint.errors import CheckpointRefused, listed
+from titan.checkpoint.folders import EXPORTS, UNFINISHED, incomplete, step_name, steps_in
+from titan.checkpoint.manifest import READABLE
 
 log = logging.getLogger("titan")
 
@@ -38,17 +42,23 @@ class Source:
     exported: bool
 
 
-def find(folder: Path, *, load_step: int, initial: Path | None, initial_weights_only: bool) -> Source | None:
+def find(
+    folder: Path, *, load_step: int, initial: Path | None, initial_weights_only: bool, damaged: Mapping[str, str]
+) -> Source | None:
     """Looks for the checkpoint to begin from; None for a fresh start.
 
+    Args:
+        damaged: what is wrong with checkpoints that look complete, by their path.
+
     Raises:
-        CheckpointRefused: a checkpoint that was asked for by name is not there, or is not complete.
+        CheckpointRefused: a checkpoint that was asked for by name is not there or not whole, or there are checkpoints
+            and all of them are damaged.
     """
-    complete = _complete(folder)
-    if complete:
+    complete, passed = _survey(folder, damaged)
+    if complete or (passed and initial is None and load_step >= 0):
         step = load_step if load_step >= 0 else complete[-1]
         if step not in complete:
-            raise CheckpointRefused(_no_step(folder, step, complete))
+            raise CheckpointRefused(_no_step(folder, step, complete, passed.get(step)))
         if initial is not None:
             log.warning(
                 "checkpoint: initial_load_path = %s is not used: this run has checkpoints in %s", initial, folder
@@ -56,48 +66,71 @@ def find(folder: Path, *, load_step: int, initial: Path | None, initial_weights_
         if step < complete[-1]:
             log.warning("checkpoint: load_step = %d is loaded, although %s goes up to %d", step, folder, complete[-1])
         return _source(folder / step_name(step), own=True, exports=folder / EXPORTS)
+    _refuse_if_damaged(folder, passed)
     if initial is None:
         if load_step >= 0:
-            raise CheckpointRefused(_no_step(folder, load_step, complete))
+            raise CheckpointRefused(_no_step(folder, load_step, complete, None))
         return None
     if load_step >= 0:
         log.warning(
             "checkpoint: load_step = %d is not used: it is about %s, which has no checkpoint yet", load_step, folder
         )
-    if not initial.is_dir():
-        raise CheckpointRefused(f"checkpoint.initial_load_path = {initial}: there is no such folder")
-    inside = _complete(initial)
-    chosen = initial / step_name(inside[-1]) if inside else initial
-    reason = incomplete(chosen)
+    return _source(_initial(initial, damaged), own=False, weights_only=initial_weights_only)
+
+
+def _initial(path: Path, damaged: Mapping[str, str]) -> Path:
+    said = f"checkpoint.initial_load_path = {path}"
+    if not path.is_dir():
+        raise CheckpointRefused(f"{said}: there is no such folder")
+    inside, passed = _survey(path, damaged)
+    if inside:
+        return path / step_name(inside[-1])
+    reason = incomplete(path) or damaged.get(str(path))
     if reason is not None:
-        raise CheckpointRefused(
-            f"checkpoint.initial_load_path = {initial}: it is neither a checkpoint ({reason}) nor a folder with "
-            f"complete step-N"
-        )
-    return _source(chosen, own=False, weights_only=initial_weights_only)
+        _refuse_if_damaged(path, passed)
+        raise CheckpointRefused(f"{said}: it is neither a checkpoint ({reason}) nor a folder with complete step-N")
+    return path
 
 
 def _source(path: Path, *, own: bool, weights_only: bool = False, exports: Path | None = None) -> Source:
     state = read_state(path)
-    if state.get("format") != FORMAT:
-        raise CheckpointRefused(f"{path} has format {state.get('format')}; this version reads {FORMAT}")
+    if state.get("format") not in READABLE:
+        raise CheckpointRefused(f"{path} has format {state.get('format')}; this version reads {READABLE}")
     if state.get("weights_only") and not weights_only:
         raise CheckpointRefused(f"{path} holds weights alone: load it with checkpoint.initial_load_model_only = true")
     exported = exports is not None and incomplete(exports / path.name, state.get("step")) is None
     return Source(path, state, own, weights_only, exported)
 
 
-def _complete(folder: Path) -> list[int]:
-    complete = []
+def _survey(folder: Path, damaged: Mapping[str, str]) -> tuple[list[int], dict[int, str]]:
+    """Steps that are whole, in ascending order, and the others with the reason, which is also told."""
+    complete: list[int] = []
+    passed: dict[int, str] = {}
     for step in steps_in(folder):
-        reason = incomplete(folder / step_name(step), step)
+        path = folder / step_name(step)
+        reason = incomplete(path, step) or damaged.get(str(path))
         if reason is None:
             complete.append(step)
         else:
-            log.warning("checkpoint: %s is not complete and passed over: %s", folder / step_name(step), reason)
-    return complete
+            passed[step] = reason
+            log.warning("checkpoint: %s is not complete and passed over: %s", path, reason)
+    return complete, passed
 
 
-def _no_step(folder: Path, step: int, complete: list[int]) -> str:
+def _refuse_if_damaged(folder: Path, passed: Mapping[int, str]) -> None:
+    """A crash in the first save leaves nothing to go on from; damage leaves something that may still be repaired, and
+    beginning anew would bury it.
+    """
+    lost = [f"{step_name(step)}: {reason}" for step, reason in passed.items() if reason != UNFINISHED]
+    if lost:
+        raise CheckpointRefused(
+            f"every checkpoint in {folder} is damaged:\n{listed(lost)}\nrepair one, or remove them to begin anew"
+        )
+
+
+def _no_step(folder: Path, step: int, complete: list[int], reason: str | None) -> str:
     there = ", ".join(map(str, complete)) or "none"
-    return f"checkpoint.load_step = {step}: {folder} has no complete checkpoint of that step; complete are: {there}"
+    why = f"; that one is damaged: {reason}" if reason else ""
+    return (
+        f"checkpoint.load_step = {step}: {folder} has no complete checkpoint of that step{why}; complete are: {there}"
+    )

@@ -1,26 +1,29 @@
 """Writes pieces as a DCP checkpoint: one file a rank and `.metadata`, readable by torch's own tools.
 
-DCP's planner removes duplicates (replicas write disjoint shares), its writer makes the files and syncs them. The
-calls between them are ours and not `dcp.save`, whose error is a BaseException, whose single-process path warns, and
-whose index records the temporary folder.
+DCP's planner removes duplicates (replicas write disjoint shares), its writer makes the files; checksums are computed
+on the way through, and each file is synced. The calls between them are ours and not `dcp.save`, whose error is a
+BaseException, whose single-process path warns, and whose index records the temporary folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointError
+from titan.checkpoint.manifest import METADATA, Checksum, Entry
 from titan.checkpoint.pieces import Piece
 
 
@@ -43,57 +46,98 @@ def _item(index: MetadataIndex, one: Piece) -> WriteItem:
     return WriteItem(index, WriteItemType.SHARD, tensor_data=TensorWriteData(one.box, properties, one.shape))
 
 
-class _Writer(FileSystemWriter):
-    def storage_meta(self) -> StorageMeta:
-        return StorageMeta(save_id=self.save_id)  # without the folder, whose name is a temporary one
+class _Summed:
+    """A file being written; its checksum is computed on the way. What DCP calls, and no more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.checksum = Checksum()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        self.checksum.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self.checksum.size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    close = flush
 
 
-def write_pieces(folder: Path, pieces: Sequence[Piece], agreement: Agreement) -> None:
+class _Files(FileSystem):
+    """Where DCP's writer makes its files: synced when they end, with an entry for the manifest each."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with open(path, mode) as file:
+            summed = _Summed(file)
+            yield summed
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries[Path(path).name] = summed.checksum.entry()
+
+
+def write_pieces(folder: Path, pieces: Sequence[Piece], agreement: Agreement) -> dict[str, Entry]:
     """Writes what all ranks hold into an existing, empty folder, synced to storage. A collective call.
+
+    Returns:
+        On rank 0 the files written by all ranks, for the manifest; nothing on the others.
 
     Raises:
         CheckpointError: on all ranks, if a rank could not write or rank 0 does not see the whole of every rank's file.
     """
-    planner, writer = _Planner(pieces), _Writer(folder, sync_files=True)
-    writer.set_up_storage_writer(agreement.rank == 0, rank=agreement.rank, use_collectives=True)
+    planner, writer = _Planner(pieces), FileSystemWriter(folder, sync_files=False)
+    writer.fs = files = _Files()
     index: list[Metadata] = []
+    entries: dict[str, Entry] = {}
 
     def plan(plans: list[SavePlan]) -> list[SavePlan]:
         shares, metadata = planner.create_global_plan(plans)
         index.append(metadata)
         return writer.prepare_global_plan(shares)
 
-    def write() -> list[WriteResult]:
+    def write() -> tuple[list[WriteResult], dict[str, Entry]]:
         results = writer.write_data(planner.finish_plan(mine), planner)
         results.wait()
-        written: list[WriteResult] = results.value()
         sync(folder)  # of this node
-        return written
+        return results.value(), files.entries
 
-    def finish(results: list[list[WriteResult]]) -> None:
-        _check_sizes(folder, results)
-        writer.finish(index[0], results)
+    def finish(written: list[tuple[list[WriteResult], dict[str, Entry]]]) -> None:
+        for rank, (_, own) in enumerate(written):
+            _check_sizes(folder, own, rank)
+            entries.update(own)
+        with files.create_stream(folder / METADATA, "wb") as stream:
+            stream.write(_index(index[0], [result for results, _ in written for result in results]))
+        entries.update(files.entries)
 
     mine = agreement.scatter(f"planning {folder}", planner.create_local_plan, plan)
     agreement.together(f"writing {folder}", write, finish)
+    return entries
 
 
-def _check_sizes(folder: Path, results: list[list[WriteResult]]) -> None:
-    sizes: dict[str, tuple[int, int]] = {}
-    for rank, written in enumerate(results):
-        for result in written:
-            place: Any = result.storage_data
-            end = place.offset + place.length
-            sizes[place.relative_path] = (max(end, sizes.get(place.relative_path, (0, 0))[0]), rank)
-    for name, (size, rank) in sizes.items():
+def _index(metadata: Metadata, results: Sequence[WriteResult]) -> bytes:
+    """Content of `.metadata`, without the folder that was written to, whose name is a temporary one."""
+    metadata.version = CURRENT_DCP_VERSION
+    metadata.storage_data = {result.index: result.storage_data for result in results}
+    metadata.storage_meta = StorageMeta()
+    return pickle.dumps(metadata)
+
+
+def _check_sizes(folder: Path, entries: Mapping[str, Entry], rank: int) -> None:
+    for name, entry in entries.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(
                 f"rank 0 does not see {name}, which rank {rank} wrote: checkpoint.folder must be on storage that all "
                 f"nodes share"
             )
-        if path.stat().st_size != size:
-            raise CheckpointError(f"{name} has {path.stat().st_size} bytes, rank {rank} wrote {size}")
+        if path.stat().st_size != entry.size:
+            raise CheckpointError(f"{name} has {path.stat().st_size} bytes, rank {rank} wrote {entry.size}")
 
 
 def sync(path: Path) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import json
 from pathlib import Path
 
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from tests.checkpoint.toy import manager, model, optimizer_of, saved, steps_on_disk
+from tests.checkpoint.toy import flip, manager, model, optimizer_of, saved, steps_on_disk
 from titan.checkpoint import CheckpointError, CheckpointRefused
-from titan.checkpoint.folders import complete_steps, incomplete, is_plain_name, superseded
+from titan.checkpoint.folders import complete_steps, incomplete, superseded
 
 pytestmark = pytest.mark.quick
 
@@ -112,31 +111,51 @@ def _refuse_step_1(rename):
     return refuse
 
 
-def test_manifest_lists_every_file_with_its_size(tmp_path):
-    saved(tmp_path, [1])
-    manifest = json.loads((tmp_path / "step-1" / "manifest.json").read_text())
-    assert manifest["step"] == 1
-    assert {name: entry["bytes"] for name, entry in manifest["files"].items()} == {
-        path.name: path.stat().st_size for path in (tmp_path / "step-1").iterdir() if path.name != "manifest.json"
-    }
-
-
-def test_a_manifest_that_leaves_its_folder_or_is_newer_is_not_ours(tmp_path):
-    saved(tmp_path, [1])
-    path = tmp_path / "step-1" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "format": 2}))
-    assert "format is 2" in incomplete(tmp_path / "step-1")
-    path.write_text(json.dumps({**manifest, "files": {**manifest["files"], "../x": {"bytes": 0}}}))
-    assert "damaged" in incomplete(tmp_path / "step-1")
-    for name in ("", ".", "..", "a/b", "/a", "a\\b", None, 3):
-        assert not is_plain_name(name)
-
-
-def test_damaged_state_is_refused(tmp_path):
-    saved(tmp_path, [1])
-    path = tmp_path / "step-1" / "state.json"
-    path.write_bytes(b"x" * path.stat().st_size)
+@pytest.mark.parametrize("name", ["state.json", ".metadata", "manifest.json"])
+def test_a_flipped_bit_in_a_small_file_is_seen_at_every_load(tmp_path, caplog, name):
+    saved(tmp_path, [1, 2])
+    flip(tmp_path / "step-2" / name)
     part = model()
-    with pytest.raises(CheckpointRefused, match=r"state\.json is damaged"):
+    assert manager(tmp_path, part, optimizer_of(part)).load()["step"] == 1
+    assert f"step-2 is not complete and passed over: {'its ' if name == 'manifest.json' else ''}{name}" in caplog.text
+
+
+def test_where_every_checkpoint_is_damaged_the_run_is_not_begun_anew(tmp_path):
+    saved(tmp_path, [1, 2])
+    (tmp_path / "step-3").mkdir()  # unfinished, so nothing is lost with it
+    flip(tmp_path / "step-1" / "state.json")
+    flip(tmp_path / "step-2" / ".metadata")
+    part = model()
+    with pytest.raises(
+        CheckpointRefused, match=r"(?s)every checkpoint.*step-1: state.*step-2: \.metadata.*begin anew"
+    ) as e:
         manager(tmp_path, part, optimizer_of(part)).load()
+    assert "step-3" not in str(e.value)
+    with pytest.raises(CheckpointRefused, match="every checkpoint"):
+        manager(tmp_path, part, optimizer_of(part), initial_load_path=str(tmp_path)).load()
+    with pytest.raises(CheckpointRefused, match=r"load_step = 1: .*is damaged: state\.json differs"):
+        manager(tmp_path, part, optimizer_of(part), load_step=1).load()
+
+
+def test_where_only_unfinished_ones_are_a_fresh_start_is_made(tmp_path):
+    (tmp_path / "step-3").mkdir()
+    part = model()
+    assert manager(tmp_path, part, optimizer_of(part)).load() is None
+
+
+def test_a_damaged_step_that_was_asked_for_is_refused_though_others_are_good(tmp_path):
+    saved(tmp_path, [1, 2])
+    flip(tmp_path / "step-2" / "state.json")
+    part = model()
+    with pytest.raises(CheckpointRefused, match=r"load_step = 2: .*state\.json differs.*complete are: 1"):
+        manager(tmp_path, part, optimizer_of(part), load_step=2).load()
+
+
+def test_links_inside_a_checkpoint_are_not_followed(tmp_path):
+    saved(tmp_path, [1])
+    for name in ("__0_0.distcp", "state.json"):
+        path = tmp_path / "step-1" / name
+        path.rename(tmp_path / name)
+        path.symlink_to(tmp_path / name)
+        assert f"{name} is a link" in incomplete(tmp_path / "step-1")
+        (tmp_path / name).replace(path)

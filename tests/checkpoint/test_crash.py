@@ -35,7 +35,7 @@ def killed(folder: Path, steps: list[int], point: str) -> None:
         run_ranks(save_and_die, 1, folder, steps, point)
 
 
-@pytest.mark.parametrize("point", ["write_pieces", "manifest_of"])
+@pytest.mark.parametrize("point", ["write_pieces", "to_bytes"])
 def test_a_killed_save_leaves_no_step_and_the_next_one_works(tmp_path, point):
     killed(tmp_path, [1, 2], point)
     assert steps_on_disk(tmp_path) == [".tmp-step-2", "step-1"]

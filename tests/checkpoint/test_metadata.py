@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 
@@ -13,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from tests.checkpoint.toy import manager, model, optimizer_of, saved
+from tests.checkpoint.toy import manager, model, optimizer_of, reseal, saved
 from titan.checkpoint import CheckpointRefused
 from titan.checkpoint.metadata import read_metadata
 
@@ -29,14 +28,10 @@ class Hostile:
 
 
 def rewrite(folder, change):
-    """Replaces the index by a changed one of the same size in the manifest's eyes."""
+    """Replaces the index by a changed one, and seals the manifest over it: what someone who means harm would do."""
     path = folder / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    path.write_bytes(pickle.dumps(change(metadata)))
-    manifest = folder / "manifest.json"
-    content = json.loads(manifest.read_text())
-    content["files"][".metadata"]["bytes"] = path.stat().st_size
-    manifest.write_text(json.dumps(content))
+    path.write_bytes(pickle.dumps(change(pickle.loads(path.read_bytes()))))
+    reseal(folder)
 
 
 def load(folder):

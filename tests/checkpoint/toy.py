@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from titan.checkpoint import CheckpointManager
+from titan.checkpoint.manifest import MANIFEST, entry_of, parse, to_bytes
 from titan.config.schema_checkpoint import Checkpoint
 from titan.parallelisms.parameters import named_parameters
 
@@ -59,6 +60,21 @@ def snapshot(part: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def flip(path: Path, bit: int | None = None) -> None:
+    """Flips one bit of a file, by default in its middle."""
+    data = bytearray(path.read_bytes())
+    bit = 4 * len(data) if bit is None else bit
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def reseal(folder: Path) -> None:
+    """Makes the manifest true of the files that are there now."""
+    files = {path.name: entry_of(path.read_bytes()) for path in folder.iterdir() if path.name != MANIFEST}
+    step = parse((folder / MANIFEST).read_bytes()).step
+    (folder / MANIFEST).write_bytes(to_bytes(step, files))
 
 
 def steps_on_disk(folder: Path) -> list[str]:
