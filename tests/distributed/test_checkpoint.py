@@ -109,9 +109,9 @@ def test_a_difference_on_one_rank_is_refused_by_all_with_one_message(root):
 def save_in_background(folder: Path, mode: str) -> list[bool]:
     original = commit.write_pieces
 
-    def slowly(*args: Any) -> None:
+    def slowly(*args: Any) -> Any:
         time.sleep(0.5)
-        original(*args)
+        return original(*args)
 
     commit.write_pieces = slowly  # type: ignore[assignment]
     try:
