@@ -27,12 +27,15 @@ _PIECE = 1 << 15
 
 
 @torch.no_grad()
-def global_norm(parameters: Sequence[NamedParameter], device: torch.device) -> Tensor:
+def global_norm(
+    parameters: Sequence[NamedParameter], device: torch.device, *, loss: Tensor | None = None
+) -> Tensor:
     """The 2-norm of all gradients of the job. A collective call over the default group where there is one.
 
     Args:
         parameters: of this rank; those without a gradient count as zero, the list may be empty.
         device: where the sum over ranks is taken; differs from the gradients' where they are offloaded.
+        loss: this rank's share of the loss, on `device`: not finite on one rank, it makes the norm NaN on all.
 
     Returns:
         0-dim float32 on `device`, the same bits on every rank.
@@ -52,6 +55,8 @@ def global_norm(parameters: Sequence[NamedParameter], device: torch.device) -> T
         squares = torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float32)).square().sum().to(device)
     else:
         squares = torch.zeros((), device=device)
+    if loss is not None:
+        squares = torch.where(loss.isfinite(), squares, torch.nan)
     if dist.is_initialized():
         dist.all_reduce(squares)
     return squares.sqrt()
