@@ -25,7 +25,7 @@ from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointRefused
 from titan.checkpoint.folders import EXPORTS
 from titan.checkpoint.read import read_pieces
-from titan.checkpoint.source import Source, find
+from titan.checkpoint.source import Source, find, newest
 from titan.checkpoint.staging import Staging
 from titan.checkpoint.state import MODEL, OPTIMIZER, model_pieces, optimizer_pieces
 from titan.config.schema_checkpoint import Checkpoint
@@ -131,6 +131,11 @@ class CheckpointManager:
         if done.item():
             self.wait()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight, as far as the last `poll` has told."""
+        return self._running is not None
+
     def wait(self) -> None:
         """Returns when no save is in flight; raises CheckpointError on all ranks if it failed."""
         running, self._running = self._running, None
@@ -186,6 +191,26 @@ class CheckpointManager:
         if source.weights_only:
             return None
         return {key: value for key, value in source.state.items() if key not in excluded}
+
+    def rewind(self, *, before: int | None = None) -> dict[str, Any] | None:
+        """Loads this run's own newest checkpoint again, all of it, in the middle of training. A collective call.
+
+        Args:
+            before: only checkpoints of earlier steps.
+
+        Returns:
+            Its state; None where there is no such checkpoint, and nothing has changed.
+        """
+        self.wait()
+        source = self._agreement.first(
+            f"going back to a checkpoint in {self._folder}", lambda: newest(self._folder, before=before)
+        )
+        if source is None:
+            return None
+        self._fill(source, with_optimizer=True)
+        self._saved = source.state["step"]
+        self._exported = source.state["step"] if source.exported else None
+        return source.state
 
     def _find(self) -> Source | None:
         section = self._section

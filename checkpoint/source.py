@@ -42,6 +42,12 @@ class Source:
     exported: bool
 
 
+def newest(folder: Path, *, before: int | None = None) -> Source | None:
+    """The newest complete checkpoint of the run's own folder, of a step before `before`; None where there is none."""
+    complete = [step for step in _survey(folder, {})[0] if before is None or step < before]
+    return _source(folder / step_name(complete[-1]), own=True, exports=folder / EXPORTS) if complete else None
+
+
 def find(
     folder: Path, *, load_step: int, initial: Path | None, initial_weights_only: bool, damaged: Mapping[str, str]
 ) -> Source | None:
