@@ -27,9 +27,7 @@ _PIECE = 1 << 15
 
 
 @torch.no_grad()
-def global_norm(
-    parameters: Sequence[NamedParameter], device: torch.device, *, loss: Tensor | None = None
-) -> Tensor:
+def global_norm(parameters: Sequence[NamedParameter], device: torch.device, *, loss: Tensor | None = None) -> Tensor:
     """The 2-norm of all gradients of the job. A collective call over the default group where there is one.
 
     Args:
