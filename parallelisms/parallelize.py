@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from titan.config.layout import Batch
 from titan.config.schema import ActivationCheckpoint, Compile, Parallelism, Training
 from titan.models.registry import ModelArgs, ModelSpec
-from titan.parallelisms.activation_checkpoint import apply_activation_checkpoint
+from titan.parallelisms.activation_checkpoint import apply_activation_checkpoint, set_memory_budget
 from titan.parallelisms.compile import apply_compile, check_compiler
 from titan.parallelisms.context import apply_context_parallel, local_positions
 from titan.parallelisms.data_parallel import (
@@ -133,9 +133,10 @@ def build(
     device: torch.device,
     seed: int,
     log: Log,
+    folder: Path | None = None,
 ) -> Assembly:
     """Builds this rank's share of the model with its initial weights. A collective call; `mesh` is None for one
-    process.
+    process, `folder` is that of the run, where drawings go.
     """
     compiled = compile.enable and "model" in compile.components
     if compile.enable:
@@ -146,6 +147,7 @@ def build(
     option = _data_parallel_option(training, parallelism, device, pp)
     csv_file = Path(parallelism.pipeline_parallel_schedule_csv) if parallelism.pipeline_parallel_schedule_csv else None
     split_backward = pp > 1 and splits_backward(parallelism.pipeline_parallel_schedule, csv_file)
+    _budget(activation_checkpoint, folder)
     for part in parts:
         blocks = part.get_submodule(spec.stages.blocks)
         assert isinstance(blocks, nn.ModuleDict)
@@ -252,17 +254,22 @@ def _tensor(part: nn.Module, spec: ModelSpec, args: Any, mesh: Mesh, parallelism
 
 
 def _checkpoint(blocks: nn.ModuleDict, section: ActivationCheckpoint) -> None:
-    if section.mode == "memory_budget":
-        raise ValueError("activation_checkpoint.mode = memory_budget is not available: use none, full or selective")
     apply_activation_checkpoint(
         blocks,
         mode=section.mode,
         selective_option=section.selective_ac_option,
+        recompute=section.per_op_sac_force_recompute_mm_shapes_by_fqns,
         preserve_rng_state=section.preserve_rng_state,
         early_stop=section.early_stop,
         determinism_check=section.determinism_check,
         debug=section.debug,
     )
+
+
+def _budget(section: ActivationCheckpoint, folder: Path | None) -> None:
+    chosen = section.mode == "memory_budget"
+    drawn = folder / "memory_budget_pareto" if chosen and folder and section.visualize_memory_budget_pareto else None
+    set_memory_budget(section.memory_budget if chosen else None, drawn)
 
 
 def _end_groups(part: nn.Module, spec: ModelSpec, args: ModelArgs) -> list[list[nn.Module]]:
@@ -344,7 +351,11 @@ def _log_composition(
             "balancing"
         )
     if activation_checkpoint.mode != "none":
-        detail = f" ({activation_checkpoint.selective_ac_option})" if activation_checkpoint.mode == "selective" else ""
+        details = {
+            "selective": activation_checkpoint.selective_ac_option,
+            "memory_budget": f"{activation_checkpoint.memory_budget} of what the compiler would keep",
+        }
+        detail = f" ({details[activation_checkpoint.mode]})" if activation_checkpoint.mode in details else ""
         log(f"activation checkpointing: {activation_checkpoint.mode}{detail}")
     if compile.enable:
         log(f"compile: {', '.join(compile.components)} with {compile.backend}")

@@ -98,6 +98,7 @@ class Trainer:
             device=world.device,
             seed=self.seed,
             log=log.info,
+            folder=self.folder,
         )
         self.optimizer = build_optimizer(config.optimizer, self.model.parameters)
         steps = config.training.steps

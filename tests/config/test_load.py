@@ -84,7 +84,6 @@ BAD_LINES = [
     ("parallelism", 'context_parallel_load_balancer = "ptrr"', "must be 'headtail' or 'none'."),
     # features that are not here
     ("model", 'converters = ["quantize.linear.float8"]', 'use training.mixed_precision_param = "bfloat16"'),
-    ("activation_checkpoint", 'mode = "memory_budget"', 'use "selective" with selective_ac_option = "op", or "full".'),
     ("parallelism", "expert_parallel_degree = 2", "keep 1"),
     ("fault_tolerance", "enable = true", "MAX_RESTARTS"),
     ("metrics", "enable_wandb = true", "use metrics.enable_tensorboard"),

@@ -285,6 +285,60 @@ def test_cpu_offload_is_a_notice_on_the_cpu_only() -> None:
     assert resolve(run, 1, "cuda").warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("section", "compile", "key", "said"),
+    [
+        ({}, {}, "activation_checkpoint.mode", "set compile.enable = true"),
+        ({}, {"enable": True, "components": ["loss"]}, "activation_checkpoint.mode", '"model" in compile.components'),
+        ({}, {"enable": True, "backend": "eager"}, "compile.backend", '"inductor" or "aot_eager"'),
+    ],
+)
+def test_the_memory_budget_needs_compiled_blocks(
+    section: dict[str, Any], compile: dict[str, Any], key: str, said: str
+) -> None:
+    run = config(activation_checkpoint={"mode": "memory_budget", **section}, compile=compile)
+    (problem,) = refused(run)
+    assert problem.key == key
+    assert said in problem.text
+    fine = config(activation_checkpoint={"mode": "memory_budget"}, compile={"enable": True})
+    assert resolve(fine, 1, "cpu").warnings == ()
+
+
+def test_the_curve_of_budgets_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = {"mode": "memory_budget", "visualize_memory_budget_pareto": True}
+    run = config(activation_checkpoint=section, compile={"enable": True})
+    assert resolve(run, 1, "cpu").warnings == ()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (problem,) = refused(run)
+    assert problem.key == "activation_checkpoint.visualize_memory_budget_pareto"
+    assert "pip install matplotlib" in problem.text
+
+
+ACTIVATIONS = {"mode": "full", "memory_budget": 0.3, "selective_ac_option": "op"}
+
+
+@pytest.mark.parametrize(
+    ("section", "idle"),
+    [
+        ({"mode": "none", **{key: value for key, value in ACTIVATIONS.items() if key != "mode"}}, "memory_budget"),
+        (ACTIVATIONS, "selective_ac_option, activation_checkpoint.memory_budget"),
+        ({"mode": "selective", "per_op_sac_force_recompute_mm_shapes_by_fqns": []}, 'selective_ac_option is not "op"'),
+        ({"mode": "selective", "selective_ac_option": "op", "memory_budget": 0.3}, "memory_budget"),
+    ],
+)
+def test_each_mode_of_checkpointing_names_the_keys_of_the_others(section: dict[str, Any], idle: str) -> None:
+    assert idle in warnings(config(activation_checkpoint=section))
+
+
+def test_profiling_keys_are_idle_by_what_is_switched_on() -> None:
+    keys = {"profile_freq": 20, "profiler_active": 2, "save_memory_snapshot_folder": "m"}
+    off = warnings(config(profiling=keys))
+    assert all(f"profiling.{key}" in off for key in keys)
+    traced = warnings(config(profiling={**keys, "enable_profiling": True}))
+    assert "profiling.save_memory_snapshot_folder (profiling.enable_memory_snapshot = false)" in traced
+    assert "profile_freq" not in traced
+
+
 def test_a_users_module_registers_its_model_before_the_registry_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,3 +106,23 @@ def test_layers_are_chosen_by_their_global_number() -> None:
     blocks = nn.ModuleDict({str(number): nn.Linear(2, 2) for number in (3, 4, 5)})
     assert apply_activation_checkpoint(blocks, mode="selective", selective_option="2") == 1
     assert [name for name, block in blocks.items() if not isinstance(block, nn.Linear)] == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("names", "again"),
+    [([], PRODUCTS // 2), (["nothing.of.that.name"], PRODUCTS // 2), (["feed_forward.w2"], 4), (["attention.wq"], 4)],
+)
+def test_products_of_the_named_layers_shapes_always_run_again(names: list[str], again: int) -> None:
+    """w2 alone has its shape: it runs again, and three of the other six. wq and wo have one: both, and two of five."""
+    torch.manual_seed(0)
+    model: Any = registry.get("llama3").build(ARGS)
+    apply_activation_checkpoint(model.layers, mode="selective", selective_option="op", recompute=names)
+    ids = torch.randint(0, 251, (2, 16))
+    with Counted() as counted:
+        loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+    plain = run("none", "2")
+    assert torch.equal(loss.detach(), plain[0])
+    grads = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+    assert [name for name, grad in plain[1].items() if not torch.equal(grads[name], grad)] == []
+    assert counted.calls["mm"] - plain[2]["mm"] == LAYERS * again

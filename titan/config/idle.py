@@ -13,14 +13,12 @@ from pydantic import BaseModel
 from titan.config.schema import Config
 from titan.config.unsupported import INSTEAD
 
-_DEFAULTS = Config()
-
 
 def warning(config: Config) -> str | None:
     """One sentence that names every idle key with its reason, or None."""
-    named = []
+    named, defaults = [], type(config)()
     for reason, keys in _idle(config):
-        if found := [key for key in keys if _is_set(config, key)]:
+        if found := [key for key in keys if _is_set(config, defaults, key)]:
             named.append(f"{', '.join(found)} ({reason})")
     return f"without effect in this run: {'; '.join(named)}." if named else None
 
@@ -46,7 +44,6 @@ def _idle(config: Config) -> Iterator[tuple[str, list[str]]]:
         yield "tensor_parallel_degree = 1", ["parallelism.disable_loss_parallel"]
     for section, switch in (
         ("checkpoint", "enable"),
-        ("profiling", "enable_profiling"),
         ("compile", "enable"),
         ("validation", "enable"),
         ("memory_estimation", "enable"),
@@ -54,6 +51,7 @@ def _idle(config: Config) -> Iterator[tuple[str, list[str]]]:
     ):
         if not getattr(getattr(config, section), switch):
             yield f"{section}.{switch} = false", _leaves(getattr(config, section), f"{section}.")
+    yield from _profiling(config)
     if checkpoint.enable:
         if checkpoint.initial_load_path is None:
             yield "initial_load_path is not set", ["checkpoint.initial_load_model_only"]
@@ -74,15 +72,32 @@ def _idle(config: Config) -> Iterator[tuple[str, list[str]]]:
     yield "no model.converters", _leaves(config.quantize, "quantize.")
 
 
+def _profiling(config: Config) -> Iterator[tuple[str, list[str]]]:
+    section = config.profiling
+    tracing = ["save_traces_folder", "profiler_active", "profiler_warmup"]
+    off = [] if section.enable_memory_snapshot else ["save_memory_snapshot_folder"]
+    if not section.enable_profiling:
+        yield "enable_profiling = false", _in("profiling", tracing + ([] if not off else ["profile_freq"]))
+    if off:
+        yield "profiling.enable_memory_snapshot = false", _in("profiling", off)
+
+
 def _activation_checkpoint(config: Config) -> Iterator[tuple[str, list[str]]]:
     section, mode = "activation_checkpoint", config.activation_checkpoint.mode
     if mode == "none":
-        yield 'mode = "none"', _leaves(config.activation_checkpoint, f"{section}.")
+        keys = _leaves(config.activation_checkpoint, f"{section}.")
+        yield 'mode = "none"', [key for key in keys if key != f"{section}.mode"]
         return
-    unused = ["memory_budget", "per_op_sac_force_recompute_mm_shapes_by_fqns"]
-    yield "not used by any mode", _in(section, unused)
-    if mode == "full":
-        yield 'mode = "full"', _in(section, ["selective_ac_option"])
+    by_operator = ["per_op_sac_force_recompute_mm_shapes_by_fqns"]
+    wrapped = ["early_stop", "preserve_rng_state", "determinism_check", "debug"]
+    budget = ["memory_budget", "visualize_memory_budget_pareto"]
+    if mode != "selective":
+        rest = wrapped if mode == "memory_budget" else budget
+        yield f'mode = "{mode}"', _in(section, ["selective_ac_option", *by_operator, *rest])
+        return
+    yield 'mode = "selective"', _in(section, budget)
+    if config.activation_checkpoint.selective_ac_option != "op":
+        yield 'selective_ac_option is not "op"', _in(section, by_operator)
 
 
 def _beginning(model: BaseModel, start: str) -> list[str]:
@@ -101,9 +116,9 @@ def _leaves(model: BaseModel, prefix: str) -> list[str]:
     return keys
 
 
-def _is_set(config: Config, key: str) -> bool:
+def _is_set(config: Config, defaults: Config, key: str) -> bool:
     value: object = config
-    default: object = _DEFAULTS
+    default: object = defaults
     for name in key.split("."):
         value, default = getattr(value, name), getattr(default, name)
     return value != default and key not in INSTEAD

@@ -14,6 +14,7 @@ from titan.config.degrees import as_written, resolve_degrees
 from titan.config.layout import Batch, Degrees
 from titan.config.model_args import custom_import, resolve_args, tokenizer_size
 from titan.config.problems import ConfigError, Problem, placed
+from titan.config.rules_compile import memory_budget
 from titan.config.rules_pipeline import pipeline
 from titan.config.schema import Config
 from titan.models.registry import ModelArgs, ModelSpec
@@ -62,6 +63,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
     cuts = degrees or as_written(parallelism)  # what tp, cp and pp cut does not depend on the world
     problems += rules.sequence(training, parallelism, cuts)
     problems += rules.profiling(config.profiling)
+    problems += memory_budget(config.activation_checkpoint, config.compile)
     problems += rules.rewind(training, config.checkpoint)
     spec, args, found = resolve_args(config.model)
     problems += found

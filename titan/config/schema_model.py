@@ -82,17 +82,19 @@ class ActivationCheckpoint(Section):
     """Recomputing activations in the backward pass to save memory."""
 
     mode: Literal["selective", "full", "memory_budget", "none"] = "selective"
-    """none; full: each block; selective: see `selective_ac_option`. memory_budget is not supported."""
+    """none; full: each block; selective: see `selective_ac_option`; memory_budget: what the compiler chooses within
+    `memory_budget`."""
     selective_ac_option: EveryNth = "2"
     """With selective: "op" keeps the results of matrix products and attention, "n" recomputes every n-th block."""
     per_op_sac_force_recompute_mm_shapes_by_fqns: list[str] = Field(default_factory=lambda: ["moe.router.gate"])
-    """No effect: which products are recomputed follows from their order alone."""
+    """With selective "op": linear layers by a part of their name; products of their shapes are always recomputed."""
     early_stop: bool = False
     """Stop a recomputation at the last tensor that is needed."""
     memory_budget: Fraction = 0.5
-    """Not supported: budget of the compiler's partitioner."""
+    """Share of the activations, by bytes, that the compiler's partitioner keeps: 0 recomputes all that it can, 1 is its
+    usual choice. With mode memory_budget; needs `compile.enable`."""
     visualize_memory_budget_pareto: bool = False
-    """Not supported."""
+    """Draw what each budget would keep and cost, as memory_budget_pareto/*.svg in the run folder; needs matplotlib."""
     preserve_rng_state: bool = True
     """Restore the random state for the recomputation."""
     determinism_check: Literal["default", "none"] = "default"

@@ -29,9 +29,6 @@ INSTEAD: dict[str, str] = {
     "model.print_after_conversion": "there are no converters, so nothing to print: delete this key.",
     "optimizer.early_step_in_backward": "not supported, since gradients are clipped by the norm of the whole model; "
     "parallelism.data_parallel_shard_degree lowers memory.",
-    "activation_checkpoint.mode": 'not supported: use "selective" with selective_ac_option = "op", or "full".',
-    "activation_checkpoint.visualize_memory_budget_pareto": "not supported, like the memory budget: delete this key.",
-    "parallelism.pipeline_parallel_split": 'tracing is not supported yet: use "layers", the cut by the list of layers.',
     "parallelism.enable_async_tensor_parallel": "not supported: delete this key, tensor parallelism works without.",
     "parallelism.expert_parallel_degree": NO_EXPERTS,
     "parallelism.expert_tensor_parallel_degree": NO_EXPERTS,
@@ -48,9 +45,6 @@ INSTEAD: dict[str, str] = {
     "debug.moe_force_load_balance": "there is no mixture of experts here: delete this key.",
 }
 
-_ONLY = {"activation_checkpoint.mode": ("memory_budget",)}
-"""Where some values of a key are supported, those that are not."""
-
 
 def problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Problem]:
     """One problem for each unsupported key in `values` (nested tables) that is not at its default."""
@@ -62,7 +56,7 @@ def problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Prob
             continue
         value = table[name]
         default = getattr(getattr(_DEFAULTS, section), name)
-        if value in _ONLY[key] if key in _ONLY else value != default:
+        if value != default:
             found.append(Problem(key, instead, value_text(value), origins.get(key)))
     return found
 
