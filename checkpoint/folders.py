@@ -12,11 +12,13 @@ that are not exactly ours (step-abc, step-2-backup, notes.txt) are other people'
 
 from __future__ import annotations
 
+import json
 import re
-from pathlib import Path
+from typing import Any
 
-from titan.checkpoint.errors import CheckpointError
-from titan.checkpoint.manifest import MANIFEST, METADATA, STATE, Damaged, differences, parse
+from titan.checkpoint.errors import CheckpointError, CheckpointRefused
+from titan.checkpoint.manifest import MANIFEST, METADATA, STATE, Damaged, Entry, Manifest, differences, parse
+from titan.checkpoint.storage import Listing, Where, at
 
 EXPORTS = "model-only"
 UNFINISHED = f"it has no {MANIFEST}, so its writing was cut off"
@@ -27,27 +29,29 @@ def step_name(step: int) -> str:
     return f"step-{step}"
 
 
-def steps_in(folder: Path) -> list[int]:
+def steps_in(where: Where) -> list[int]:
     """Steps that have a folder of our name, complete or not, in ascending numeric order; none where the folder does
     not exist.
 
     Raises:
         CheckpointError: the path is not a folder.
     """
-    if not folder.exists():
-        return []
-    if not folder.is_dir():
+    folder = at(where)
+    try:
+        listing = folder.listing()
+    except NotADirectoryError:
         raise CheckpointError(
             f"{folder} is not a folder: checkpoints cannot be kept there; choose another checkpoint.folder"
-        )
-    matches = (_STEP.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
+        ) from None
+    matches = (_STEP.fullmatch(name) for name in (listing.folders if listing else ()))
     return sorted(int(match[1]) for match in matches if match)
 
 
-def incomplete(folder: Path, step: int | None = None) -> str | None:
+def incomplete(where: Where, step: int | None = None) -> str | None:
     """Why the folder is not a complete checkpoint (of this step, if given), or None if it is one."""
+    folder = at(where)
     try:
-        manifest = parse((folder / MANIFEST).read_bytes())
+        manifest, listing = manifest_of(folder), folder.listing()
     except FileNotFoundError:
         return UNFINISHED
     except Damaged as error:
@@ -56,24 +60,51 @@ def incomplete(folder: Path, step: int | None = None) -> str | None:
         return "it is a file"
     if step is not None and manifest.step != step:
         return f"its {MANIFEST} is that of step {manifest.step}"
+    if listing is None:
+        return UNFINISHED
     for name, entry in manifest.files.items():
-        path = folder / name
-        if path.is_symlink():
-            return f"{name} is a link, which is not followed"
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry.size:
-            return f"{name} has {path.stat().st_size} bytes, the manifest says {entry.size}"
+        problem = wrong_size(listing, name, entry)
+        if problem is not None:
+            return f"{name} {problem}"
     for name in (STATE, METADATA):
-        problem = differences((folder / name).read_bytes(), manifest.files[name])
+        problem = differences(folder.read(name), manifest.files[name])
         if problem is not None:
             return f"{name} {problem}"
     return None
 
 
-def complete_steps(folder: Path) -> list[int]:
+def manifest_of(where: Where) -> Manifest:
+    """Raises FileNotFoundError where there is none, Damaged where it is not what was written, NotADirectoryError."""
+    return parse(at(where).read(MANIFEST))
+
+
+def wrong_size(listing: Listing, name: str, entry: Entry) -> str | None:
+    """What a listing says against a file of the manifest, to follow its name."""
+    if name in listing.links:
+        return "is a link, which is not followed"
+    if name not in listing.files:
+        return "is missing"
+    if listing.files[name] != entry.size:
+        return f"has {listing.files[name]} bytes, the manifest says {entry.size}"
+    return None
+
+
+def complete_steps(where: Where) -> list[int]:
     """Complete checkpoints in ascending numeric order."""
+    folder = at(where)
     return [step for step in steps_in(folder) if incomplete(folder / step_name(step), step) is None]
+
+
+def read_state(where: Where) -> dict[str, Any]:
+    """What state.json holds. Raises CheckpointRefused where it is not a JSON object."""
+    folder = at(where)
+    try:
+        state = json.loads(folder.read(STATE))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointRefused(f"{folder / STATE} is damaged: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointRefused(f"{folder / STATE} is damaged: it holds no object")
+    return state
 
 
 def superseded(complete: list[int], *, keep: int, written: int) -> list[int]:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from titan.checkpoint.folders import step_name
 from titan.checkpoint.manifest import FORMAT
 from titan.checkpoint.pieces import Piece
 from titan.checkpoint.staging import Staging
+from titan.checkpoint.storage import Folder
 
 log = logging.getLogger("titan")
 _OWN_KEYS = ("format", "step", "torch", "written", "weights_only")
@@ -30,7 +30,7 @@ _OWN_KEYS = ("format", "step", "torch", "written", "weights_only")
 class Job:
     """One folder to write: what `commit.save` takes."""
 
-    folder: Path
+    folder: Folder
     pieces: list[Piece]
     state: str
     keep: int

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +22,13 @@ from torch.optim import Optimizer
 from titan.checkpoint import commit, jobs
 from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointRefused
-from titan.checkpoint.folders import EXPORTS
+from titan.checkpoint.folders import EXPORTS, manifest_of
 from titan.checkpoint.read import read_pieces
 from titan.checkpoint.source import Source, find, newest
 from titan.checkpoint.staging import Staging
 from titan.checkpoint.state import MODEL, OPTIMIZER, model_pieces, optimizer_pieces
+from titan.checkpoint.storage import Folder, Where, at
+from titan.checkpoint.verify import blocks_of, damaged_blocks
 from titan.config.schema_checkpoint import Checkpoint
 from titan.parallelisms.parameters import NamedParameter
 
@@ -40,7 +41,7 @@ class CheckpointManager:
 
     Args:
         section: the checkpoint section of the configuration.
-        folder: the run's checkpoint folder (dump_folder joined with checkpoint.folder).
+        folder: the run's checkpoint folder: a path, a URI, or what `titan.checkpoint.storage.under` gives.
         parameters: this rank's, as `titan.parallelisms.parameters` lists them.
         optimizer: over the same parameters.
         timeout: how long a rank waits for the slowest writer.
@@ -49,14 +50,14 @@ class CheckpointManager:
     def __init__(
         self,
         section: Checkpoint,
-        folder: Path,
+        folder: Where,
         parameters: Sequence[NamedParameter],
         optimizer: Optimizer,
         *,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
         self._section = section
-        self._folder = folder
+        self._folder = at(folder)
         self._parameters = list(parameters)
         self._optimizer = optimizer
         distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -177,7 +178,7 @@ class CheckpointManager:
         """
         if not self._section.enable:
             return None
-        source = self._agreement.first(f"looking for a checkpoint in {self._folder}", self._find)
+        source = self._find()
         if source is None:
             log.info("checkpoint: none in %s, a fresh start", self._folder)
             return None
@@ -213,18 +214,43 @@ class CheckpointManager:
         return source.state
 
     def _find(self) -> Source | None:
+        """The checkpoint to load, verified if that was asked for: on rank 0's word, the same on all."""
+        damaged: dict[str, str] = {}
+        while True:
+            source = self._agreement.first(f"looking for a checkpoint in {self._folder}", lambda: self._look(damaged))
+            if source is None or not self._section.verify_on_load:
+                return source
+            problem = self._verify(source.folder)
+            if problem is None:
+                return source
+            damaged[str(source.folder)] = problem
+
+    def _look(self, damaged: Mapping[str, str]) -> Source | None:
         section = self._section
         if not section.load_only:
             commit.recover(self._folder)
             commit.recover(self._folder / EXPORTS)
-        initial = Path(section.initial_load_path) if section.initial_load_path else None
         return find(
             self._folder,
             load_step=section.load_step,
-            initial=initial,
+            initial=at(section.initial_load_path) if section.initial_load_path else None,
             initial_weights_only=section.initial_load_model_only,
-            damaged={},
+            damaged=damaged,
         )
+
+    def _verify(self, folder: Folder) -> str | None:
+        """What is damaged, or None. Each rank reads its share."""
+        started = time.monotonic()
+
+        def share() -> list[str]:
+            blocks = blocks_of(manifest_of(folder))
+            size, rank = self._agreement.size, self._agreement.rank
+            mine = blocks[rank * len(blocks) // size : (rank + 1) * len(blocks) // size]
+            return damaged_blocks(folder, mine, folder.parallel_reads)
+
+        lines: list[str] = self._agreement.together(f"verifying {folder}", share, _flat)
+        log.info("checkpoint: verified %s in %.1f s", folder, time.monotonic() - started)
+        return "; ".join(lines[:5]) or None
 
     def _check_fingerprints(self, source: Source, fingerprints: Mapping[str, str]) -> None:
         saved = source.state.get("fingerprints") or {}
@@ -257,3 +283,7 @@ class CheckpointManager:
         )
         if casts:
             log.warning("checkpoint: %d weights were converted: %s, ...", len(casts), min(casts))
+
+
+def _flat(lines: Sequence[Sequence[str]]) -> list[str]:
+    return [line for some in lines for line in some]

@@ -8,9 +8,10 @@ file names that stay in the folder.
 
 from __future__ import annotations
 
+import io
 import pathlib
 import pickle
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch.serialization import _get_layout
 
 from titan.checkpoint.errors import CheckpointRefused
 from titan.checkpoint.manifest import METADATA, is_plain_name
+from titan.checkpoint.storage import Where, at
 
 _CLASSES = (
     Metadata,
@@ -67,18 +69,21 @@ class _Unpickler(pickle.Unpickler):
         )
 
 
-def read_metadata(folder: Path) -> Metadata:
+def read_metadata(where: Where, names: Collection[str] | None = None) -> Metadata:
     """The index of a checkpoint: shape, dtype and boxes of each tensor, and where the boxes are.
+
+    Args:
+        names: the files of the checkpoint, if it is to be asked that the index names no others.
 
     Raises:
         CheckpointRefused: the file is damaged, names a class that does not belong there, has an entry that is not a
             tensor, or points outside of the folder.
     """
+    folder = at(where)
     path = folder / METADATA
     try:
-        with path.open("rb") as file:
-            metadata = _Unpickler(file).load()
-        _check(metadata)
+        metadata = _Unpickler(io.BytesIO(folder.read(METADATA))).load()
+        _check(metadata, names)
     except CheckpointRefused as error:
         raise CheckpointRefused(f"{path} is refused: {error}") from None
     except OSError:
@@ -89,7 +94,7 @@ def read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
-def _check(metadata: Any) -> None:
+def _check(metadata: Any, names: Collection[str] | None) -> None:
     if not isinstance(metadata, Metadata):
         raise CheckpointRefused(f"it holds a {type(metadata).__name__}, not the index of a checkpoint")
     for key, entry in metadata.state_dict_metadata.items():
@@ -100,6 +105,8 @@ def _check(metadata: Any) -> None:
             raise CheckpointRefused(f"the place of {index} is not one")
         if not is_plain_name(info.relative_path):
             raise CheckpointRefused(f"{index.fqn} points to {info.relative_path!r}, outside of the folder")
+        if names is not None and info.relative_path not in names:
+            raise CheckpointRefused(f"{index.fqn} points to {info.relative_path}, which is not in the manifest")
         if info.transform_descriptors:
             raise CheckpointRefused(
                 f"{index.fqn} is stored with transforms ({info.transform_descriptors}), which are not read"

@@ -2,34 +2,36 @@
 
 DCP ignores extra keys and other dtypes, and finds a wrong shape half way through. Here the index is compared first,
 over all ranks, and one message names every difference; only then is anything overwritten. Reading needs no
-collectives: each rank takes from the files the parts that overlap with its boxes. Tensors are unpickled with
-`weights_only`, the index by `metadata`, so no code is run.
+collectives: each rank takes from the files the byte ranges of the stored boxes that overlap with its own, several at
+once where the storage is far. Tensors are unpickled with `weights_only`, the index by `metadata`, so no code is run.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointRefused, listed
+from titan.checkpoint.folders import manifest_of
 from titan.checkpoint.metadata import read_metadata
 from titan.checkpoint.pieces import Piece, volume
+from titan.checkpoint.storage import Folder
 
 _FRESH = 'add "optimizer" to checkpoint.exclude_from_loading to begin with fresh optimizer state'
 
 
 def read_pieces(
-    folder: Path, pieces: Sequence[Piece], agreement: Agreement, *, parts: tuple[str, ...], cast: bool
+    folder: Folder, pieces: Sequence[Piece], agreement: Agreement, *, parts: tuple[str, ...], cast: bool
 ) -> set[str]:
     """Fills the pieces of all ranks from a checkpoint. A collective call.
 
@@ -48,7 +50,7 @@ def read_pieces(
     local: list[tuple[Metadata, set[str]]] = []
 
     def examine() -> tuple[list[str], bytes]:
-        metadata = read_metadata(folder)
+        metadata = read_metadata(folder, manifest_of(folder).files)
         problems, casts = _differences(metadata, pieces)
         local.append((metadata, casts))
         mine = {one.key for one in pieces}
@@ -94,17 +96,7 @@ def _differences(metadata: Metadata, pieces: Sequence[Piece]) -> tuple[list[str]
     return problems, casts
 
 
-class _Planner(DefaultLoadPlanner):
-    def __init__(self, pieces: dict[str, list[Piece]]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._pieces = pieces
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        assert index.index is not None
-        return self._pieces[index.fqn][index.index].tensor
-
-
-def _read(folder: Path, metadata: Metadata, pieces: Sequence[Piece]) -> None:
+def _read(folder: Folder, metadata: Metadata, pieces: Sequence[Piece]) -> None:
     by_key: dict[str, list[Piece]] = {}
     for one in pieces:
         if not one.empty:
@@ -118,11 +110,30 @@ def _read(folder: Path, metadata: Metadata, pieces: Sequence[Piece]) -> None:
         if lost or covered != sum(volume(one.tensor.shape) for one in wanted):
             raise CheckpointRefused(f"its index does not cover the whole of {key}")
         items += found
-    reader = FileSystemReader(folder)
-    reader.set_up_storage_reader(metadata, False)
+    places: Any = metadata.storage_data
+    items.sort(key=lambda item: (places[item.storage_index].relative_path, places[item.storage_index].offset))
+    with ThreadPoolExecutor(folder.parallel_reads) as pool:
+        for _ in pool.map(lambda item: _fill(folder, places[item.storage_index], item, by_key), items):
+            pass  # raises what a reader raised
+
+
+def _fill(folder: Folder, place: Any, item: ReadItem, by_key: dict[str, list[Piece]]) -> None:
+    index = item.dest_index.index
+    assert index is not None
+    target = by_key[item.dest_index.fqn][index].tensor
+    data = folder.read(place.relative_path, place.offset, place.length)
     try:
-        reader.read_data(LoadPlan(items), _Planner(by_key)).wait()
-    except OSError:
-        raise
+        stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        part = _part(stored, item.storage_offsets, item.lengths)
+        _part(target, item.dest_offsets, item.lengths).copy_(part)
     except Exception as error:  # a damaged file raises whatever its bytes happen to mean
-        raise CheckpointRefused(f"a file of it is damaged: {type(error).__name__}: {error}") from error
+        raise CheckpointRefused(
+            f"{place.relative_path} is damaged: {type(error).__name__}: {error}; with checkpoint.verify_on_load = true "
+            f"an older checkpoint is taken instead"
+        ) from error
+
+
+def _part(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(dim, offset, length)
+    return tensor

@@ -12,13 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from titan.checkpoint.commit import read_state
 from titan.checkpoint.errors import CheckpointRefused, listed
-from titan.checkpoint.folders import EXPORTS, UNFINISHED, incomplete, step_name, steps_in
+from titan.checkpoint.folders import EXPORTS, UNFINISHED, incomplete, read_state, step_name, steps_in
 from titan.checkpoint.manifest import READABLE
+from titan.checkpoint.storage import Folder
 
 log = logging.getLogger("titan")
 
@@ -35,21 +34,21 @@ class Source:
         exported: whether the weights-only export of this step exists beside it.
     """
 
-    folder: Path
+    folder: Folder
     state: dict[str, Any]
     own: bool
     weights_only: bool
     exported: bool
 
 
-def newest(folder: Path, *, before: int | None = None) -> Source | None:
+def newest(folder: Folder, *, before: int | None = None) -> Source | None:
     """The newest complete checkpoint of the run's own folder, of a step before `before`; None where there is none."""
     complete = [step for step in _survey(folder, {})[0] if before is None or step < before]
     return _source(folder / step_name(complete[-1]), own=True, exports=folder / EXPORTS) if complete else None
 
 
 def find(
-    folder: Path, *, load_step: int, initial: Path | None, initial_weights_only: bool, damaged: Mapping[str, str]
+    folder: Folder, *, load_step: int, initial: Folder | None, initial_weights_only: bool, damaged: Mapping[str, str]
 ) -> Source | None:
     """Looks for the checkpoint to begin from; None for a fresh start.
 
@@ -84,9 +83,9 @@ def find(
     return _source(_initial(initial, damaged), own=False, weights_only=initial_weights_only)
 
 
-def _initial(path: Path, damaged: Mapping[str, str]) -> Path:
+def _initial(path: Folder, damaged: Mapping[str, str]) -> Folder:
     said = f"checkpoint.initial_load_path = {path}"
-    if not path.is_dir():
+    if path.listing() is None:
         raise CheckpointRefused(f"{said}: there is no such folder")
     inside, passed = _survey(path, damaged)
     if inside:
@@ -98,7 +97,7 @@ def _initial(path: Path, damaged: Mapping[str, str]) -> Path:
     return path
 
 
-def _source(path: Path, *, own: bool, weights_only: bool = False, exports: Path | None = None) -> Source:
+def _source(path: Folder, *, own: bool, weights_only: bool = False, exports: Folder | None = None) -> Source:
     state = read_state(path)
     if state.get("format") not in READABLE:
         raise CheckpointRefused(f"{path} has format {state.get('format')}; this version reads {READABLE}")
@@ -108,7 +107,7 @@ def _source(path: Path, *, own: bool, weights_only: bool = False, exports: Path 
     return Source(path, state, own, weights_only, exported)
 
 
-def _survey(folder: Path, damaged: Mapping[str, str]) -> tuple[list[int], dict[int, str]]:
+def _survey(folder: Folder, damaged: Mapping[str, str]) -> tuple[list[int], dict[int, str]]:
     """Steps that are whole, in ascending order, and the others with the reason, which is also told."""
     complete: list[int] = []
     passed: dict[int, str] = {}
@@ -123,7 +122,7 @@ def _survey(folder: Path, damaged: Mapping[str, str]) -> tuple[list[int], dict[i
     return complete, passed
 
 
-def _refuse_if_damaged(folder: Path, passed: Mapping[int, str]) -> None:
+def _refuse_if_damaged(folder: Folder, passed: Mapping[int, str]) -> None:
     """A crash in the first save leaves nothing to go on from; damage leaves something that may still be repaired, and
     beginning anew would bury it.
     """
@@ -134,7 +133,7 @@ def _refuse_if_damaged(folder: Path, passed: Mapping[int, str]) -> None:
         )
 
 
-def _no_step(folder: Path, step: int, complete: list[int], reason: str | None) -> str:
+def _no_step(folder: Folder, step: int, complete: list[int], reason: str | None) -> str:
     there = ", ".join(map(str, complete)) or "none"
     why = f"; that one is damaged: {reason}" if reason else ""
     return (

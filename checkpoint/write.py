@@ -11,7 +11,6 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 from torch import Tensor
@@ -25,6 +24,8 @@ from titan.checkpoint.agreement import Agreement
 from titan.checkpoint.errors import CheckpointError
 from titan.checkpoint.manifest import METADATA, Checksum, Entry
 from titan.checkpoint.pieces import Piece
+from titan.checkpoint.storage import Folder, Listing
+from titan.checkpoint.storage_local import LocalFolder, sync
 
 
 class _Planner(DefaultSavePlanner):
@@ -67,23 +68,26 @@ class _Summed:
 
 
 class _Files(FileSystem):
-    """Where DCP's writer makes its files: synced when they end, with an entry for the manifest each."""
+    """Where DCP's writer makes its files: on storage when they end, with an entry for the manifest each."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
         self.entries: dict[str, Entry] = {}
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return suffix
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        with open(path, mode) as file:
+        name = os.fspath(path)
+        with self._folder.create(name) as file:
             summed = _Summed(file)
             yield summed
-            file.flush()
-            os.fsync(file.fileno())
-        self.entries[Path(path).name] = summed.checksum.entry()
+        self.entries[name] = summed.checksum.entry()
 
 
-def write_pieces(folder: Path, pieces: Sequence[Piece], agreement: Agreement) -> dict[str, Entry]:
-    """Writes what all ranks hold into an existing, empty folder, synced to storage. A collective call.
+def write_pieces(folder: Folder, pieces: Sequence[Piece], agreement: Agreement) -> dict[str, Entry]:
+    """Writes what all ranks hold into an existing, empty folder, safe on storage. A collective call.
 
     Returns:
         On rank 0 the files written by all ranks, for the manifest; nothing on the others.
@@ -91,8 +95,8 @@ def write_pieces(folder: Path, pieces: Sequence[Piece], agreement: Agreement) ->
     Raises:
         CheckpointError: on all ranks, if a rank could not write or rank 0 does not see the whole of every rank's file.
     """
-    planner, writer = _Planner(pieces), FileSystemWriter(folder, sync_files=False)
-    writer.fs = files = _Files()
+    planner, writer = _Planner(pieces), FileSystemWriter("", sync_files=False)
+    writer.fs = files = _Files(folder)
     index: list[Metadata] = []
     entries: dict[str, Entry] = {}
 
@@ -104,14 +108,16 @@ def write_pieces(folder: Path, pieces: Sequence[Piece], agreement: Agreement) ->
     def write() -> tuple[list[WriteResult], dict[str, Entry]]:
         results = writer.write_data(planner.finish_plan(mine), planner)
         results.wait()
-        sync(folder)  # of this node
+        if isinstance(folder, LocalFolder):
+            sync(folder.path)  # of this node
         return results.value(), files.entries
 
     def finish(written: list[tuple[list[WriteResult], dict[str, Entry]]]) -> None:
+        listing = folder.listing()
         for rank, (_, own) in enumerate(written):
-            _check_sizes(folder, own, rank)
+            _check_sizes(listing, own, rank)
             entries.update(own)
-        with files.create_stream(folder / METADATA, "wb") as stream:
+        with files.create_stream(METADATA, "wb") as stream:
             stream.write(_index(index[0], [result for results, _ in written for result in results]))
         entries.update(files.entries)
 
@@ -128,22 +134,12 @@ def _index(metadata: Metadata, results: Sequence[WriteResult]) -> bytes:
     return pickle.dumps(metadata)
 
 
-def _check_sizes(folder: Path, entries: Mapping[str, Entry], rank: int) -> None:
+def _check_sizes(listing: Listing | None, entries: Mapping[str, Entry], rank: int) -> None:
     for name, entry in entries.items():
-        path = folder / name
-        if not path.is_file():
+        if listing is None or name not in listing.files:
             raise CheckpointError(
                 f"rank 0 does not see {name}, which rank {rank} wrote: checkpoint.folder must be on storage that all "
                 f"nodes share"
             )
-        if path.stat().st_size != entry.size:
-            raise CheckpointError(f"{name} has {path.stat().st_size} bytes, rank {rank} wrote {entry.size}")
-
-
-def sync(path: Path) -> None:
-    """Flushes a file, or the names in a folder, to storage."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if listing.files[name] != entry.size:
+            raise CheckpointError(f"{name} has {listing.files[name]} bytes, rank {rank} wrote {entry.size}")

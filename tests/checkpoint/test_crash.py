@@ -11,14 +11,15 @@ import pytest
 
 from tests.checkpoint.toy import manager, model, optimizer_of, saved, steps_on_disk
 from tests.distributed.ranks import RankError, run_ranks
-from titan.checkpoint import commit
+from titan.checkpoint import commit, commit_local
 from titan.checkpoint.folders import complete_steps
 
 
 def save_and_die(folder: Path, steps: list[int], point: str) -> None:
-    """Saves the steps; the process kills itself where `commit` first calls the named function for the last of them."""
+    """Saves the steps; the process kills itself where it first calls the named function for the last of them."""
     saved(folder, steps[:-1])
-    original = getattr(commit, point)
+    module = commit_local if point == "_remove" else commit
+    original = getattr(module, point)
 
     def die(*args: Any) -> Any:
         set_aside = args and Path(str(args[0])).name.startswith(".old-") and Path(str(args[0])).exists()
@@ -26,7 +27,7 @@ def save_and_die(folder: Path, steps: list[int], point: str) -> None:
             return original(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(commit, point, die)
+    setattr(module, point, die)
     saved(folder, steps[-1:])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_nothing_to_load_is_a_fresh_start(tmp_path):
 def test_due_steps():
     def due(step: int, last: bool = False, **section: object) -> bool:
         part = model()
-        return manager(None, part, optimizer_of(part), **{"interval": 5, **section}).should_save(step, last)
+        return manager(Path("unused"), part, optimizer_of(part), **{"interval": 5, **section}).should_save(step, last)
 
     assert [step for step in range(1, 12) if due(step)] == [5, 10]
     assert due(7, last=True)

@@ -15,7 +15,7 @@ class Checkpoint(Section):
     enable: bool = False
     """Save checkpoints, and go on from the newest one in the run folder."""
     folder: NonEmpty = "checkpoint"
-    """Folder of the checkpoints, inside the run folder."""
+    """Folder of the checkpoints, inside the run folder; or an fsspec URI such as s3://bucket/run/checkpoint."""
     interval: PositiveInt = 500
     """Steps from one save to the next; the last step is always saved."""
     keep_latest_k: NonNegativeInt = 10
@@ -31,7 +31,7 @@ class Checkpoint(Section):
     export_dtype: Literal["float16", "bfloat16", "float32"] = "float32"
     """Type of the exported weights."""
     initial_load_path: NonEmpty | None = None
-    """Checkpoint to begin from, where the run folder has none yet."""
+    """Checkpoint to begin from, where the run folder has none yet: a path or an fsspec URI."""
     initial_load_model_only: bool = True
     """Take only the weights from `initial_load_path`, and begin at step 0."""
     enable_first_step_checkpoint: bool = False
@@ -42,6 +42,9 @@ class Checkpoint(Section):
         default_factory=list
     )
     """Parts of the state that are not loaded."""
+    verify_on_load: bool = False
+    """Read all of a checkpoint and compare it with its checksums before loading it; a damaged one is passed over. Sizes
+    and the checksums of the small files always are. Our own key."""
     allow_other_data: bool = False
     """Resume although the data or the tokenizer are not those of the checkpoint. Our own key."""
     create_seed_checkpoint: bool = False
