@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan.checkpoint import CheckpointManager
+from titan.checkpoint.storage import under
 from titan.config import Config, Resolved, dump, resolve
 from titan.data import Rows, open_rows
 from titan.data.loader import StepData, StepLoader
@@ -104,7 +105,7 @@ class Trainer:
         steps = config.training.steps
         self.schedule = LRSchedule(self.optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=steps)
         self.progress = Progress()
-        checkpoint_folder = self.folder / config.checkpoint.folder
+        checkpoint_folder = under(self.folder, config.checkpoint.folder)
         self.checkpoints = CheckpointManager(
             config.checkpoint, checkpoint_folder, self.model.parameters, self.optimizer
         )
