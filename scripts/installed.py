@@ -25,8 +25,8 @@ def wanted(extra: str | None) -> list[str]:
 
 
 def is_met(requirement: str) -> bool:
-    """Whether a requirement of the form `name>=1.2,<3` or `name[extra]>=1.2` is installed; these two comparisons are all
-    that we use."""
+    """Whether a requirement of the form `name>=1.2,<3` or `name[extra]>=1.2` is installed; these two comparisons are
+    all that we use."""
     name, *rest = re.split(r"(?=[<>])", requirement, maxsplit=1)
     try:
         version = numbers(metadata.version(name.partition("[")[0].strip()))
