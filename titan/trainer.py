@@ -2,34 +2,34 @@
 
 The trainer knows the parts and their order and nothing else: no model by name, no shard by rank. All ranks take the
 same decisions, since each rests on a number that all hold: the step, or the result of an all-reduce. One all-reduce
-opens a step (valid tokens, and whether any rank was asked to stop); that of the norm closes it.
+opens a step (valid tokens, and whether any rank has to stop); that of the norm closes it, and is NaN on all where one
+rank's loss or gradient is not finite. What happens then, and other faults, is in `titan.faults`.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import math
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from titan.checkpoint import CheckpointManager
 from titan.checkpoint.storage import under
-from titan.config import Config, Resolved, dump, resolve
+from titan.config import Config, ConfigError, Problem, Resolved, dump, resolve
 from titan.data import Rows, open_rows
 from titan.data.loader import StepData, StepLoader
+from titan.faults import audit, diagnosis, stragglers
+from titan.faults.collectives import configure_recorder, traces_path
+from titan.faults.hang import Watchdog
+from titan.faults.non_finite import NonFinite, NonFinitePolicy, is_bad, is_finite
+from titan.faults.time_budget import TimeBudget, started
 from titan.metrics import Metrics, describe, run_throughput, step_line
-from titan.optim import LRSchedule, build_optimizer, clip_, global_norm
+from titan.optim import LRSchedule, build_optimizer, global_norm
 from titan.parallelisms import mesh as meshes
 from titan.parallelisms import parallelize
-from titan.parallelisms.context import shard_sequence
-from titan.parallelisms.data_parallel import set_gradient_sync
-from titan.parallelisms.loss import IGNORE
 from titan.runtime import (
     PeakMemory,
     StopRequest,
@@ -43,43 +43,31 @@ from titan.runtime import (
     write_environment,
     write_status,
 )
-from titan.runtime.errors import DONE, NOT_FINITE, STOPPED
+from titan.runtime.errors import DONE, STOPPED
 from titan.runtime.profiler import profile
+from titan.training_step import Progress, TrainingStep
 
 log = logging.getLogger("titan")
 
 
-class NonFinite(RuntimeError):
-    """The gradient of a step is not finite; raised on every rank before the optimizer saw it."""
-
-    exit_code = NOT_FINITE
-
-
-@dataclass
-class Progress:
-    """Where the run stands, over the whole job; what a checkpoint stores beside tensors.
-
-    Attributes:
-        step: optimizer steps taken.
-        rows: rows consumed: the data position.
-        tokens: rows x seq_len.
-    """
-
-    step: int = 0
-    rows: int = 0
-    tokens: int = 0
-
-
-class Trainer:
+class Trainer(TrainingStep):
     """One process of a run. Making one builds the model and loads the newest checkpoint; a collective call.
 
     Args:
         resolved: the configuration at this world size.
         world: this process among its peers.
         rows: what to train on; the configured data where None.
+        watchdog: told what the run does next, each a sign of progress.
     """
 
-    def __init__(self, resolved: Resolved, world: World, *, rows: Rows | None = None) -> None:
+    def __init__(
+        self,
+        resolved: Resolved,
+        world: World,
+        *,
+        rows: Rows | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         config = self.config = resolved.config
         self.resolved, self.world, self.batch = resolved, world, resolved.batch
         self.folder = Path(config.job.dump_folder)
@@ -102,129 +90,85 @@ class Trainer:
             folder=self.folder,
         )
         self.optimizer = build_optimizer(config.optimizer, self.model.parameters)
-        steps = config.training.steps
-        self.schedule = LRSchedule(self.optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=steps)
+        self.steps = self._planned_steps()
+        self.schedule = LRSchedule(self.optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=self.steps)
         self.progress = Progress()
+        self.losses = []
+        self.policy = NonFinitePolicy(config.training.non_finite, config.training.non_finite_budget)
+        self.budget = TimeBudget(config.job.time_limit, started())
+        self.times = stragglers.BlockTimes(
+            stragglers.blocks_of(self.model.parts, resolved.spec.stages.blocks), world.device
+        )
+        self._watchdog = watchdog
+        self._rewound_to: int | None = None
         checkpoint_folder = under(self.folder, config.checkpoint.folder)
         self.checkpoints = CheckpointManager(
             config.checkpoint, checkpoint_folder, self.model.parameters, self.optimizer
         )
         self._resume()
-        degrees = resolved.degrees
-        self.loader = StepLoader(
+        self.loader = self._open_loader()
+
+    def _planned_steps(self) -> int:
+        """`training.steps`, or fewer where `training.epochs` ends before them."""
+        training = self.config.training
+        if training.epochs is None:
+            return training.steps
+        rows = training.epochs * self.rows.rows_per_epoch
+        if rows < self.batch.global_rows:
+            text = f"gives {rows} rows, fewer than the {self.batch.global_rows} of one step: use a smaller batch."
+            raise ConfigError([Problem("training.epochs", text, str(training.epochs))])
+        return min(training.steps, rows // self.batch.global_rows)
+
+    def _has_work(self) -> bool:
+        epochs, after = self.config.training.epochs, self.progress.rows + self.batch.global_rows
+        return self.progress.step < self.steps and (epochs is None or after <= epochs * self.rows.rows_per_epoch)
+
+    def _open_loader(self) -> StepLoader:
+        return StepLoader(
             self.rows,
             global_rows=self.batch.global_rows,
             accumulation=self.batch.accumulation,
-            batch_ranks=degrees.batch,
+            batch_ranks=self.resolved.degrees.batch,
             batch_rank=self.mesh.batch_rank if self.mesh else 0,
             position=self.progress.rows,
-            pin_memory=world.device.type != "cpu",
+            pin_memory=self.world.device.type != "cpu",
         )
-
-    # -- one step ---------------------------------------------------------------------------------------------------
-
-    def forward_backward(self, data: StepData, valid_tokens: Tensor) -> Tensor:
-        """Forward and backward of all rows of this rank's step; gradients end up reduced in the parameters.
-
-        Returns this rank's share of the loss, 0-dim float32: the mean over the global batch is the sum over
-        `owns_loss` ranks.
-        """
-        self.model.loss.valid_tokens = valid_tokens.clamp(min=1)  # a step with no valid token has loss and gradient 0
-        total = torch.zeros((), device=self.world.device)
-        last = self.batch.accumulation - 1
-        for index, (inputs, labels) in enumerate(zip(data.inputs, data.labels, strict=True)):
-            inputs, labels = self._local(inputs), self._local(labels)  # (rows, seq / cp)
-            if self.model.schedule is not None:
-                total += self._pipeline(inputs, labels)
-                continue
-            set_gradient_sync(self.model.parts, self.model.sync_each or index == last)
-            loss = self.model.loss(self.model.parts[0](inputs, self.model.positions), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        if self.model.tied is not None:
-            self.model.tied.reduce()
-        return total
-
-    def _pipeline(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        losses: list[Tensor] = []
-        self.model.schedule.step(
-            *([inputs] if self.model.holds_first else []),
-            target=labels if self.model.holds_last else None,
-            losses=losses if self.model.holds_last else None,
-            return_outputs=False,
-            positions=self.model.positions,
-        )
-        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.world.device)
-
-    def _local(self, tensor: Tensor) -> Tensor:
-        if self.mesh is not None and self.mesh.cp is not None:
-            balancer = self.config.parallelism.context_parallel_load_balancer
-            tensor = shard_sequence(tensor, 1, self.mesh.degrees.cp, self.mesh.cp_rank, balancer)
-        return tensor.to(self.world.device, non_blocking=True)
-
-    def update(self, norm: Tensor) -> float:
-        """Clips, sets the learning rate of this step, and takes it. Returns the rate."""
-        clip_(self.model.parameters, norm, self.config.training.max_norm)
-        rate = self.schedule.apply(self.progress.step + 1)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.model.copies is not None:
-            self.model.copies.refresh()
-        self.progress.step += 1
-        self.progress.rows += self.batch.global_rows
-        self.progress.tokens += self.batch.global_rows * self.rows.seq_len
-        return rate
-
-    def open_step(self, data: StepData, stop_requested: bool = False) -> tuple[Tensor, bool]:
-        """The one all-reduce before the first forward: valid tokens of the global batch, and whether any rank shall
-        stop.
-        """
-        mine = data.labels.ne(IGNORE).sum() if self._reads_first else torch.zeros((), dtype=torch.int64)
-        counts = torch.stack([mine, torch.tensor(int(stop_requested))]).to(self.world.device)
-        if self.mesh is not None:
-            dist.all_reduce(counts)
-        return counts[0], bool(counts[1].item())
-
-    @property
-    def _reads_first(self) -> bool:
-        """Whether this rank's rows are counted: one rank a batch rank."""
-        return self.mesh is None or (self.mesh.pp_rank == self.mesh.cp_rank == self.mesh.tp_rank == 0)
-
-    def mean_loss(self, share: Tensor) -> float:
-        """The loss of the step over the whole job. A collective call; waits for the device."""
-        if self.mesh is not None:
-            owns = self.model.holds_last and self.mesh.tp_rank == 0
-            share = share.clone() if owns else torch.zeros_like(share)
-            dist.all_reduce(share)
-        return share.item()
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
     def train(self, stop: StopRequest) -> int:
-        """Runs to the last step or to an agreed stop; returns the exit code."""
-        config, world = self.config, self.world
-        steps, log_freq = config.training.steps, config.metrics.log_freq
-        metrics = Metrics(config.metrics, self.folder, enabled=world.rank == 0, resumed_step=self.progress.step)
+        """Runs to the last step, the end of the data or an agreed stop; returns the exit code."""
+        config, world, steps = self.config, self.world, self.steps
+        self.metrics = self._open_metrics()
         name = device_name(world.device)
         throughput = run_throughput(self.resolved, world_size=world.world_size, device_name=name)
         memory = PeakMemory(world.device)
-        stopped = False
+        slow = stragglers.Stragglers(config.metrics.straggler_ratio, self._stages())
+        ending: str | None = None
         automatic_gc = gc.isenabled()
         gc.disable()
         try:
             with profile(config.profiling, self.folder, world, resumed_step=self.progress.step) as profiler:
-                while self.progress.step < steps and not stopped:
+                while self._has_work():
+                    step = self.progress.step + 1
+                    logged = step == 1 or step % config.metrics.log_freq == 0 or step == steps
+                    self._beat(f"step {step}: data")
                     data = next(self.loader)
-                    valid_tokens, stopped = self.open_step(data, stop.requested)
-                    if stopped:
+                    self._beat(f"step {step}: the start of the step")
+                    valid_tokens, ending = self.open_step(data, stop.requested, self.budget.is_spent())
+                    if ending is not None:
                         break
+                    self._beat(f"step {step}: forward and backward")
+                    self.times.active = logged
                     share = self.forward_backward(data, valid_tokens)
-                    norm = global_norm(self.model.parameters, world.device)
-                    self._refuse_non_finite(norm)
+                    self._beat(f"step {step}: norm and optimizer")
+                    norm = global_norm(self.model.parameters, world.device, loss=share)
+                    if is_bad(norm.item()):
+                        self._refuse_step(data, share, norm)
+                        continue
                     rate = self.update(norm)
-                    step = self.progress.step
                     throughput.step(tokens=self.batch.global_rows * self.rows.seq_len, waited=data.wait_seconds)
-                    if step == 1 or step % log_freq == 0 or step == steps:
+                    if logged:
                         values = {
                             "loss": self.mean_loss(share),
                             "grad_norm": norm.item(),
@@ -234,42 +178,133 @@ class Trainer:
                             **throughput.read(steps_left=steps - step),
                             "memory_gib": memory.gib(),
                         }
-                        metrics.log(step, values)
+                        ranks = stragglers.gather(self.times.read(), values["data_seconds"], world.device)
+                        values |= stragglers.metrics(ranks)
+                        self.metrics.log(step, values)
                         log.info("%s", step_line(step, steps, values))
-                    self._after_step(last=step == steps)
+                        if (said := slow.warning(step, ranks)) is not None:
+                            log.warning("%s", said)
+                    self._after_step(norm, rate, last=not self._has_work())
                     profiler.step()
-            if self.progress.step > 0 and self.checkpoints.should_save(self.progress.step, last=True):
-                self.save(last=not stopped)  # a stop goes on later: no export of the weights alone
+            self._beat("the last save")
+            self._save_at_end(stopped=ending is not None)
             self.checkpoints.close()
         finally:
-            metrics.close()
+            self.metrics.close()
             self.loader.close()
             if automatic_gc:
                 gc.enable()
-        status = "stopped" if stopped else "done"
-        if world.local_rank == 0:
-            # Where the request reached another rank only, this one has learned of it by the all-reduce.
-            why = stop.reason or ("another rank was asked to stop" if stopped else None)
-            write_status(self.folder, status, step=self.progress.step, reason=why)
-        reason = f" ({stop.reason})" if stop.reason else ""
-        log.info("%s at step %d of %d%s", status, self.progress.step, steps, reason if stopped else "")
-        return STOPPED if stopped else DONE
+        return self._end(stop.reason if stop.requested else ending, stopped=ending is not None)
 
-    def _after_step(self, *, last: bool) -> None:
-        step, training = self.progress.step, self.config.training
-        if training.gc_debug or step % training.gc_freq == 0 or step == 1:
+    def _beat(self, doing: str) -> None:
+        if self._watchdog is not None:
+            self._watchdog.beat(doing)
+
+    def _open_metrics(self) -> Metrics:
+        return Metrics(
+            self.config.metrics,
+            self.folder,
+            rank=self.world.rank,
+            resumed_step=self.progress.step,
+            record=self.config.model_dump(),
+        )
+
+    def _stages(self) -> list[int]:
+        """Pipeline rank of each rank."""
+        ranks = range(self.world.world_size)
+        return [meshes.coordinates(rank, self.resolved.degrees)["pp"] for rank in ranks]
+
+    def _after_step(self, norm: Tensor, rate: float, *, last: bool) -> None:
+        step, config = self.progress.step, self.config
+        if config.training.gc_debug or step % config.training.gc_freq == 0 or step == 1:
             gc.collect()
         if step == self._first_step:
-            set_timeout(self.config.comm.train_timeout_seconds, self.mesh.groups if self.mesh else ())
+            set_timeout(config.comm.train_timeout_seconds, self.mesh.groups if self.mesh else ())
+            if self._watchdog is not None:
+                self._watchdog.set_timeout(config.comm.train_timeout_seconds)
+        if config.debug.replica_audit_freq and step % config.debug.replica_audit_freq == 0:
+            self._beat(f"step {step}: replica audit")
+            scalars = {**asdict(self.progress), "seed": self.seed, "learning rate": rate, "norm": norm.item()}
+            audit.audit(step, audit.entries(self.model.parameters, self.optimizer, scalars))
+        self._beat(f"step {step}: saving")
         self.checkpoints.poll()
-        if not last and self.checkpoints.should_save(step):
-            self.save()
+        if last or self.checkpoints.should_save(step):
+            if not is_finite(self.model.parameters, self.optimizer, self.world.device):
+                self._go_back(diagnosis.report_spoilt(step, self.findings()), spoilt=True)
+            elif not last:
+                self.save()
+        if not self.checkpoints.busy:
+            self.budget.save_done()
+        self.budget.step_taken()
+
+    # -- steps that are not finite ----------------------------------------------------------------------------------
+
+    def _refuse_step(self, data: StepData, share: Tensor, norm: Tensor) -> None:
+        """Says what is not finite, and skips the rows, rewinds past them, or raises NonFinite. A collective call."""
+        report = self.explain_non_finite(data, share, norm)
+        self.progress.rows += self.batch.global_rows
+        self._go_back(report)
+
+    def _go_back(self, report: str, *, spoilt: bool = False) -> None:
+        """To the weights before the bad step, or to a checkpoint; the rows up to here stay consumed."""
+        action = self.policy.decide(report, spoilt=spoilt)
+        self.optimizer.zero_grad()
+        if action == "skip":
+            log.warning("%s Skipped; number %d of this run.", report, self.policy.count)
+            return
+        here = self.progress
+        # No step could be taken from the checkpoint of the last rewind: it is as bad, and an older one is needed.
+        state = self.checkpoints.rewind(before=here.step if self._rewound_to == here.step else None)
+        if state is None:
+            raise NonFinite(f"{report} There is no checkpoint to rewind to.")
+        if self.model.copies is not None:
+            self.model.copies.refresh()
+        self.progress = Progress(state["train_state"]["step"], here.rows, state["train_state"]["tokens"])
+        self._rewound_to = self.progress.step
+        log.warning(
+            "%s Rewound to step %d, to go on with row %d; number %d of this run.",
+            report,
+            self.progress.step,
+            here.rows,
+            self.policy.count,
+        )
+        self.loader.close()
+        self.loader = self._open_loader()
+        self.metrics.close()
+        self.metrics = self._open_metrics()  # drops the steps that will be taken again
+
+    # -- saving, resuming, ending -----------------------------------------------------------------------------------
+
+    def _save_at_end(self, *, stopped: bool) -> None:
+        step = self.progress.step
+        if step == 0 or not self.checkpoints.should_save(step, last=True):
+            return
+        if stopped and not is_finite(self.model.parameters, self.optimizer, self.world.device):
+            log.error("step %d is not saved: its state is not finite; the last checkpoint stays", step)
+            return
+        self.save(last=not stopped)  # a stop goes on later: no export of the weights alone
+
+    def _end(self, reason: str | None, *, stopped: bool) -> int:
+        step, status = self.progress.step, "stopped" if stopped else "done"
+        if not stopped:
+            ahead = self.progress.step < self.steps or self.steps < self.config.training.steps
+            reason = f"end of the data after {self.progress.rows} rows" if ahead else None
+        if self.world.local_rank == 0:
+            write_status(self.folder, status, step=step, reason=reason)
+        log.info("%s at step %d of %d%s", status, step, self.steps, f" ({reason})" if reason else "")
+        return STOPPED if stopped else DONE
 
     def save(self, *, last: bool = False) -> None:
         """Saves the state after the last taken step."""
         progress = self.progress
+        self.budget.save_begun()
         state: dict[str, Any] = {
-            "train_state": {"step": progress.step, "tokens": progress.tokens, "seed": self.seed},
+            "train_state": {
+                "step": progress.step,
+                "tokens": progress.tokens,
+                "seed": self.seed,
+                "non_finite": self.policy.count,
+            },
             "dataloader": {"rows": progress.rows},
             "fingerprints": self._fingerprints,
             "layout": str(self.resolved.degrees),
@@ -288,6 +323,7 @@ class Trainer:
         if state is not None:
             train_state, data = state.get("train_state", {}), state.get("dataloader", {})
             self._keep_order(train_state.get("seed", self.seed))
+            self.policy.count = train_state.get("non_finite", 0)
             self.progress = Progress(
                 step=train_state.get("step", 0), rows=data.get("rows", 0), tokens=train_state.get("tokens", 0)
             )
@@ -303,27 +339,22 @@ class Trainer:
         if self._own_rows:
             self.rows = open_rows(self.config.training, self.config.model, began_with)
 
-    def _refuse_non_finite(self, norm: Tensor) -> None:
-        value = norm.item()
-        if not math.isfinite(value):
-            raise NonFinite(
-                f"step {self.progress.step + 1}: the gradient norm is {value}; the optimizer has not taken this step. "
-                f"Rows {self.progress.rows} to {self.progress.rows + self.batch.global_rows - 1} were in it. "
-                "Lower optimizer.lr or raise lr_scheduler.warmup_steps; start again to go on from the last checkpoint."
-            )
-
 
 def train(config: Config) -> int:
     """One process of a run from its configuration to its exit code; joins and leaves the process group."""
     stop = StopRequest.install()
     set_determinism(config.debug)
+    folder = Path(config.job.dump_folder)
+    configure_recorder(config.comm, folder)
     world = setup(config.comm, cpu_collectives=config.training.enable_cpu_offload)
+    traces = traces_path(config.comm, folder, world.rank)
+    watchdog = Watchdog(folder, world.rank, traces=traces, timeout=config.comm.init_timeout_seconds)
     resolved = resolve(config, world.world_size, world.device.type)
     for warning in resolved.warnings:
         log.warning("%s", warning)
     if config.job.print_config:
         log.info("%s", dump(config))
-    trainer = Trainer(resolved, world)
+    trainer = Trainer(resolved, world, watchdog=watchdog)
     if world.rank == 0:
         (trainer.folder / "config.toml").write_text(dump(config), encoding="utf-8")
         write_environment(trainer.folder, world)
@@ -331,8 +362,9 @@ def train(config: Config) -> int:
     rows = trainer.rows.rows_per_epoch
     for line in describe(resolved, rows_per_epoch=rows, world_size=world.world_size, device=device):
         log.info("%s", line)
-    if trainer.progress.step >= config.training.steps:
-        log.info("step %d of %d: this run is finished", trainer.progress.step, config.training.steps)
+    if trainer.progress.step >= trainer.steps:
+        log.info("step %d of %d: this run is finished", trainer.progress.step, trainer.steps)
     code = trainer.train(stop)
+    watchdog.close()
     shutdown(world)
     return code

@@ -125,6 +125,13 @@ def report(step: int, loss: float, norm: float, rows: range, findings: Sequence[
     return " ".join(said)
 
 
+def report_spoilt(step: int, findings: Sequence[Finding]) -> str:
+    """What an update has left that is not finite; found before a save."""
+    weights = _by_name([(one, one.weights) for one in findings])
+    what = f"the weights are not finite: {weights}" if weights else "the optimizer state is not finite"
+    return f"step {step}: after the update {what}. Nothing of it has been saved."
+
+
 def _by_name(found: Sequence[tuple[Finding, Sequence[str]]]) -> str:
     names: dict[str, list[Finding]] = {}
     for one, fqns in found:

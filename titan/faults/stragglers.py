@@ -88,17 +88,33 @@ def metrics(times: RankTimes) -> dict[str, float]:
     }
 
 
-def warning(step: int, times: RankTimes, stages: Sequence[int], ratio: float) -> str | None:
-    """One line where the slowest rank takes more than `ratio` times the (lower) median, or None.
+class Stragglers:
+    """Tells of a rank that is slow at two logged steps in a row: once is noise.
 
     Args:
+        ratio: how many times the (lower) median its time a block may be.
         stages: pipeline rank of each rank.
     """
-    values = metrics(times)
-    if values["slowest_ratio"] <= ratio:
-        return None
-    slowest, typical = int(values["slowest_rank"]), values["block_seconds"]
-    return (
-        f"step {step}: rank {slowest} (pipeline rank {stages[slowest]}) is slow: {1e3 * times.block[slowest]:.2f} ms a "
-        f"block, {values['slowest_ratio']:.1f} times the median of {1e3 * typical:.2f} ms"
-    )
+
+    def __init__(self, ratio: float, stages: Sequence[int]) -> None:
+        self._ratio, self._stages = ratio, stages
+        self._suspect: int | None = None
+
+    def warning(self, step: int, times: RankTimes) -> str | None:
+        """One line about the slowest rank of this logged step, or None."""
+        values = metrics(times)
+        slowest, typical = int(values["slowest_rank"]), values["block_seconds"]
+        before, self._suspect = self._suspect, slowest if values["slowest_ratio"] > self._ratio else None
+        if self._suspect is None or self._suspect != before:
+            return None
+        return (
+            f"step {step}: rank {slowest} (pipeline rank {self._stages[slowest]}) is slow: "
+            f"{1e3 * times.block[slowest]:.2f} ms a block, {values['slowest_ratio']:.1f} times the median of "
+            f"{1e3 * typical:.2f} ms"
+        )
+
+
+def blocks_of(parts: Sequence[nn.Module], container: str) -> list[nn.Module]:
+    """The repeated layers of this rank's model parts; a part that has no such container has none."""
+    found = [dict(part.named_modules()).get(container) for part in parts]
+    return [block for one in found if one is not None for block in one.children()]
