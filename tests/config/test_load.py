@@ -86,7 +86,6 @@ BAD_LINES = [
     ("model", 'converters = ["quantize.linear.float8"]', 'use training.mixed_precision_param = "bfloat16"'),
     ("parallelism", "expert_parallel_degree = 2", "keep 1"),
     ("fault_tolerance", "enable = true", "MAX_RESTARTS"),
-    ("metrics", "enable_wandb = true", "use metrics.enable_tensorboard"),
     ("checkpoint", "create_seed_checkpoint = true", "initial weights are the same at every layout"),
     ("comm", 'mode = "fake_backend"', "titan check"),
     # old names
@@ -109,7 +108,7 @@ def test_a_bad_line_is_refused_with_its_place_and_remedy(tmp_path: Path, section
 
 
 def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
-    text = '[training]\nsteps = 0\nstep = 1\n\n[optimizer]\nlr = "1"\n[metrics]\nenable_wandb = true\n[zzz]\n'
+    text = '[training]\nsteps = 0\nstep = 1\n\n[optimizer]\nlr = "1"\n[debug]\nmoe_force_load_balance = true\n[zzz]\n'
     found = problems(tmp_path, text, "--training.seq_len=0", "--nonsense")
     places = ["command line: --nonsense", "run.toml:3:", "run.toml:9:", "run.toml:6:", "run.toml:2:", "run.toml:8:"]
     assert len(found) == 7

@@ -314,6 +314,21 @@ def test_the_curve_of_budgets_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install matplotlib" in problem.text
 
 
+def test_wandb_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config(metrics={"enable_wandb": True})
+    assert resolve(run, 1, "cpu").warnings == ()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (problem,) = refused(run)
+    assert (problem.key, problem.value) == ("metrics.enable_wandb", "true")
+    assert "pip install wandb" in problem.text
+
+
+def test_memory_snapshots_are_a_notice_where_there_is_no_cuda_allocator() -> None:
+    run = config(profiling={"enable_memory_snapshot": True})
+    assert "does nothing on the CPU" in warnings(run)
+    assert resolve(run, 1, "cuda").warnings == ()
+
+
 ACTIVATIONS = {"mode": "full", "memory_budget": 0.3, "selective_ac_option": "op"}
 
 

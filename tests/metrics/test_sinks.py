@@ -20,7 +20,7 @@ LOSS = 1 / 3
 def log_steps(
     folder: Path, steps: range, *, resumed_step: int = 0, offset: float = 0.0, section: Section = BOTH
 ) -> None:
-    metrics = Metrics(section, folder, enabled=True, resumed_step=resumed_step)
+    metrics = Metrics(section, folder, rank=0, resumed_step=resumed_step)
     for step in steps:
         metrics.log(step, {"loss": step + LOSS + offset, "tokens": step * 2**33})
     metrics.close()
@@ -74,7 +74,7 @@ def test_what_a_crash_cut_off_is_dropped(tmp_path):
 def test_a_resume_with_nothing_to_drop_touches_no_earlier_file(tmp_path):
     log_steps(tmp_path, range(1, 4))
     before = {path: path.stat().st_mtime_ns for path in [tmp_path / "metrics.jsonl", *(tmp_path / "tb").iterdir()]}
-    Metrics(BOTH, tmp_path, enabled=True, resumed_step=3).close()
+    Metrics(BOTH, tmp_path, rank=0, resumed_step=3).close()
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -86,7 +86,7 @@ def test_a_fresh_run_starts_fresh_curves(tmp_path):
 
 
 def test_a_reader_may_follow(tmp_path):
-    metrics = Metrics(BOTH, tmp_path, enabled=True, resumed_step=0)
+    metrics = Metrics(BOTH, tmp_path, rank=0, resumed_step=0)
     metrics.log(1, {"loss": LOSS})
     assert lines(tmp_path) == [{"step": 1, "loss": LOSS}]
     assert tensorboard(tmp_path) == [(1, LOSS)]
@@ -95,14 +95,14 @@ def test_a_reader_may_follow(tmp_path):
 
 
 def test_the_json_stays_json_when_a_number_is_not_finite(tmp_path):
-    metrics = Metrics(Section(), tmp_path, enabled=True, resumed_step=0)
+    metrics = Metrics(Section(), tmp_path, rank=0, resumed_step=0)
     metrics.log(1, {"loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
     text = (tmp_path / "metrics.jsonl").read_text()
     assert text == '{"step": 1, "loss": null, "grad_norm": null, "lr": 0.1}\n'
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_only_what_is_asked_for_is_written_and_only_by_one_rank(tmp_path, enabled):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_what_is_asked_for_is_written_and_only_by_one_rank(tmp_path, rank):
     for section, names in (
         (Section(enable_jsonl=False), set()),
         (Section(), {"metrics.jsonl"}),
@@ -110,7 +110,26 @@ def test_only_what_is_asked_for_is_written_and_only_by_one_rank(tmp_path, enable
     ):
         folder = tmp_path / "-".join(sorted(names) or ["none"])
         folder.mkdir()
-        metrics = Metrics(section, folder, enabled=enabled, resumed_step=0)
+        metrics = Metrics(section, folder, rank=rank, resumed_step=0)
         metrics.log(1, {"loss": 1.0})
         metrics.close()
-        assert {path.name for path in folder.iterdir()} == (names if enabled else set())
+        assert {path.name for path in folder.iterdir()} == (names if rank == 0 else set())
+
+
+def test_every_rank_writes_its_own_files_where_that_is_asked_for(tmp_path):
+    section = Section(enable_tensorboard=True, save_for_all_ranks=True)
+    for rank in range(3):
+        metrics = Metrics(section, tmp_path, rank=rank, resumed_step=0)
+        metrics.log(1, {"memory_gib": float(rank)})
+        metrics.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "metrics.jsonl",
+        "metrics.rank-1.jsonl",
+        "metrics.rank-2.jsonl",
+        "tb",
+    ]
+    assert json.loads((tmp_path / "metrics.rank-2.jsonl").read_text()) == {"step": 1, "memory_gib": 2.0}
+    assert {path.name for path in (tmp_path / "tb").iterdir() if path.is_dir()} == {"rank-1", "rank-2"}
+    # A resume of rank 0 leaves the others' points alone.
+    Metrics(section, tmp_path, rank=0, resumed_step=1).close()
+    assert len(list((tmp_path / "tb" / "rank-1").iterdir())) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from titan.config import idle, rules, unsupported
+from titan.config import idle, rules, rules_metrics, unsupported
 from titan.config.batching import resolve_batch
 from titan.config.degrees import as_written, resolve_degrees
 from titan.config.layout import Batch, Degrees
@@ -62,7 +62,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
         problems += rules.reshard_group(parallelism, degrees)
     cuts = degrees or as_written(parallelism)  # what tp, cp and pp cut does not depend on the world
     problems += rules.sequence(training, parallelism, cuts)
-    problems += rules.profiling(config.profiling)
+    problems += rules_metrics.sinks(config.metrics) + rules_metrics.profiling(config.profiling)
     problems += memory_budget(config.activation_checkpoint, config.compile)
     problems += rules.rewind(training, config.checkpoint)
     spec, args, found = resolve_args(config.model)
@@ -80,6 +80,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
         warnings.append(
             "training.enable_cpu_offload = true means nothing on the CPU: the parameters are there already."
         )
+    warnings += rules_metrics.memory_snapshot_notice(config.profiling, device_type)
     if idle_keys := idle.warning(config):
         warnings.append(idle_keys)
     return Resolved(config, degrees, batch, spec, args, tuple(warnings))

@@ -12,7 +12,6 @@ from titan.config.problems import Problem
 from titan.config.schema_checkpoint import Checkpoint
 from titan.config.schema_model import LRScheduler
 from titan.config.schema_parallelism import Parallelism
-from titan.config.schema_run import Profiling
 from titan.config.schema_training import Training
 from titan.models.registry import ModelSpec
 
@@ -78,17 +77,6 @@ def vocabulary(args: Any, tokenizer_size: int) -> list[Problem]:
         "choose the tokenizer that belongs to the model (model.hf_assets_path)."
     )
     return [Problem("model.args.vocab_size", text, str(args.vocab_size))]
-
-
-def profiling(section: Profiling) -> list[Problem]:
-    """A cycle must be long enough for what it holds."""
-    needed = section.profiler_warmup + section.profiler_active
-    if not section.enable_profiling or section.profile_freq >= needed:
-        return []
-    text = (
-        f"must be at least profiler_warmup + profiler_active = {section.profiler_warmup} + {section.profiler_active}."
-    )
-    return [Problem("profiling.profile_freq", f"{text} Write {needed}.", str(section.profile_freq))]
 
 
 def rewind(training: Training, checkpoint: Checkpoint) -> list[Problem]:

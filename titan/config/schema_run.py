@@ -56,9 +56,10 @@ class Profiling(Section):
     profiler_warmup: NonNegativeInt = 3
     """Steps for which the profiler runs without recording, before the active ones."""
     enable_memory_snapshot: bool = False
-    """Not supported: snapshots of the CUDA allocator's history."""
+    """Write the history of CUDA's allocator each `profile_freq` steps and when memory runs out, one pickle a rank, for
+    https://docs.pytorch.org/memory_viz. Nothing on other devices."""
     save_memory_snapshot_folder: NonEmpty = "memory_snapshot"
-    """Folder of those snapshots."""
+    """Folder of those snapshots, inside the run folder."""
 
 
 class Metrics(Section):
@@ -77,9 +78,11 @@ class Metrics(Section):
     save_tb_folder: NonEmpty = "tb"
     """Folder of the TensorBoard files, inside the run folder."""
     save_for_all_ranks: bool = False
-    """Not supported: metrics are those of the whole job, written once."""
+    """Write from every rank, metrics.rank-N.jsonl and rank-N/ beside rank 0's files: losses are the job's, memory and
+    waiting times the rank's own."""
     enable_wandb: bool = False
-    """Not supported: Weights & Biases."""
+    """Log to Weights & Biases, as the WANDB_* variables say (WANDB_MODE=offline without a network); needs the package
+    wandb."""
 
 
 class Comm(Section):

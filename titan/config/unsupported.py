@@ -22,9 +22,6 @@ INSTEAD: dict[str, str] = {
     "job.config_file": "give the file as the argument of the command instead.",
     "job.save_config_file": RUN_FOLDER,
     "job.custom_config_module": "not supported: experimental.custom_import registers models.",
-    "profiling.enable_memory_snapshot": "not supported: metrics.jsonl has the memory of each logged step.",
-    "metrics.save_for_all_ranks": "not supported: metrics are those of the whole job and are written once.",
-    "metrics.enable_wandb": "not supported: use metrics.enable_tensorboard, or read metrics.jsonl.",
     "model.converters": NO_QUANTIZATION,
     "model.print_after_conversion": "there are no converters, so nothing to print: delete this key.",
     "optimizer.early_step_in_backward": "not supported, since gradients are clipped by the norm of the whole model; "
