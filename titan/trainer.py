@@ -18,7 +18,7 @@ from torch import Tensor
 
 from titan.checkpoint import CheckpointManager
 from titan.checkpoint.storage import under
-from titan.config import Config, ConfigError, Problem, Resolved, dump, resolve
+from titan.config import Config, ConfigError, Problem, Resolved, dump, numerics_hash, resolve, write_record
 from titan.data import Rows, open_rows
 from titan.data.loader import StepData, StepLoader
 from titan.faults import audit, diagnosis, stragglers
@@ -43,6 +43,7 @@ from titan.runtime import (
     write_environment,
     write_status,
 )
+from titan.runtime import garbage
 from titan.runtime.errors import DONE, STOPPED
 from titan.runtime.profiler import profile
 from titan.training_step import Progress, TrainingStep
@@ -131,6 +132,7 @@ class Trainer(TrainingStep):
             batch_ranks=self.resolved.degrees.batch,
             batch_rank=self.mesh.batch_rank if self.mesh else 0,
             position=self.progress.rows,
+            prefetch=self.config.training.dataloader.prefetch_factor or 2,
             pin_memory=self.world.device.type != "cpu",
         )
 
@@ -217,7 +219,7 @@ class Trainer(TrainingStep):
     def _after_step(self, norm: Tensor, rate: float, *, last: bool) -> None:
         step, config = self.progress.step, self.config
         if config.training.gc_debug or step % config.training.gc_freq == 0 or step == 1:
-            gc.collect()
+            garbage.collect(debug=config.training.gc_debug)
         if step == self._first_step:
             set_timeout(config.comm.train_timeout_seconds, self.mesh.groups if self.mesh else ())
             if self._watchdog is not None:
@@ -294,6 +296,18 @@ class Trainer(TrainingStep):
         log.info("%s at step %d of %d%s", status, step, self.steps, f" ({reason})" if reason else "")
         return STOPPED if stopped else DONE
 
+    def save_seed(self) -> int:
+        """Saves the initial weights as the checkpoint of step 0, unless the run has begun; returns the exit code."""
+        if self.progress.step == 0 and self.checkpoints.should_save(0):
+            self.save()
+        else:
+            log.warning("create_seed_checkpoint: the run has a checkpoint of step %d, nothing is saved", self.progress.step)
+        self.checkpoints.close()
+        self.loader.close()
+        if self.world.local_rank == 0:
+            write_status(self.folder, "done", step=self.progress.step, reason="seed checkpoint")
+        return DONE
+
     def save(self, *, last: bool = False) -> None:
         """Saves the state after the last taken step."""
         progress = self.progress
@@ -309,6 +323,7 @@ class Trainer(TrainingStep):
             "fingerprints": self._fingerprints,
             "layout": str(self.resolved.degrees),
             "config": dump(self.config),
+            "numerics": numerics_hash(self.config),
         }
         self.checkpoints.save(progress.step, state, last=last)
 
@@ -356,7 +371,7 @@ def train(config: Config) -> int:
         log.info("%s", dump(config))
     trainer = Trainer(resolved, world, watchdog=watchdog)
     if world.rank == 0:
-        (trainer.folder / "config.toml").write_text(dump(config), encoding="utf-8")
+        write_record(config, trainer.folder)
         write_environment(trainer.folder, world)
     device = f"{device_name(world.device)} ({world.device.type})"
     rows = trainer.rows.rows_per_epoch
@@ -364,7 +379,7 @@ def train(config: Config) -> int:
         log.info("%s", line)
     if trainer.progress.step >= trainer.steps:
         log.info("step %d of %d: this run is finished", trainer.progress.step, trainer.steps)
-    code = trainer.train(stop)
+    code = trainer.save_seed() if config.checkpoint.create_seed_checkpoint else trainer.train(stop)
     watchdog.close()
     shutdown(world)
     return code
