@@ -36,6 +36,7 @@ from titan.runtime import (
     World,
     agree_on_seed,
     device_name,
+    garbage,
     set_determinism,
     set_timeout,
     setup,
@@ -43,7 +44,6 @@ from titan.runtime import (
     write_environment,
     write_status,
 )
-from titan.runtime import garbage
 from titan.runtime.errors import DONE, STOPPED
 from titan.runtime.profiler import profile
 from titan.training_step import Progress, TrainingStep
@@ -301,7 +301,9 @@ class Trainer(TrainingStep):
         if self.progress.step == 0 and self.checkpoints.should_save(0):
             self.save()
         else:
-            log.warning("create_seed_checkpoint: the run has a checkpoint of step %d, nothing is saved", self.progress.step)
+            log.warning(
+                "create_seed_checkpoint: the run has a checkpoint of step %d, nothing is saved", self.progress.step
+            )
         self.checkpoints.close()
         self.loader.close()
         if self.world.local_rank == 0:

@@ -2,7 +2,7 @@
 once."""
 
 from titan.config.degrees import world_size_wanted
-from titan.config.dump import dump
+from titan.config.dump import dump, write_record
 from titan.config.layout import Batch, Degrees
 from titan.config.load import load
 from titan.config.numerics import changed, numerics, numerics_hash
@@ -24,4 +24,5 @@ __all__ = [
     "numerics_hash",
     "resolve",
     "world_size_wanted",
+    "write_record",
 ]

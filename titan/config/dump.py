@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,6 +19,15 @@ def dump(config: Config) -> str:
     origin of each value (file and line, command line, default) stands behind it where `config.origins` has any.
     """
     return "\n".join(_table(config, "", config.origins or None)).lstrip("\n") + "\n"
+
+
+def write_record(config: Config, folder: Path) -> None:
+    """Writes config.toml into the run folder, and the JSON of torchtitan's users where `job.save_config_file` asks."""
+    (folder / "config.toml").write_text(dump(config), encoding="utf-8")
+    if config.job.save_config_file is not None:
+        target = folder / config.job.save_config_file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _table(model: BaseModel, prefix: str, origins: Mapping[str, str] | None) -> list[str]:
