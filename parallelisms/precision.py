@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 
 class WorkingCopies:
-    """Swaps the parameters of `parts` for copies in `dtype`; the masters keep the values and receive the gradients."""
+    """Swaps the parameters of `parts` for copies in `dtype`; the masters keep the values and receive the gradients.
+    `masters` maps each copy to its master."""
 
     def __init__(self, parts: Sequence[nn.Module], dtype: torch.dtype) -> None:
         self._masters: list[Tensor] = []
@@ -27,6 +28,7 @@ class WorkingCopies:
                 if master not in copies:  # a tied weight has one master and one copy
                     copies[master] = self._copy(master, dtype)
                 module.register_parameter(name, copies[master])
+        self.masters = {copy: master for master, copy in copies.items()}
         self.refresh()
 
     def _copy(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

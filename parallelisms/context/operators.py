@@ -25,7 +25,7 @@ _Backward = Callable[
 ]
 
 
-def _group(name: str) -> dist.ProcessGroup:
+def process_group(name: str) -> dist.ProcessGroup:
     c10d: Any = dist.distributed_c10d
     group: dist.ProcessGroup = c10d._resolve_process_group(
         name
@@ -40,7 +40,7 @@ def block_attention_operator(name: str, forward: _Forward, backward: _Backward) 
     """
 
     def run(q: Tensor, k: Tensor, v: Tensor, group: str, headtail: bool) -> tuple[Tensor, Tensor]:
-        return forward(q, k, v, _group(group), headtail)
+        return forward(q, k, v, process_group(group), headtail)
 
     def run_fake(q: Tensor, k: Tensor, v: Tensor, group: str, headtail: bool) -> tuple[Tensor, Tensor]:
         return _empty_like(q), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
@@ -48,7 +48,7 @@ def block_attention_operator(name: str, forward: _Forward, backward: _Backward) 
     def run_backward(
         grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, group: str, headtail: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return backward(grad_out, q, k, v, out, logsumexp, _group(group), headtail)
+        return backward(grad_out, q, k, v, out, logsumexp, process_group(group), headtail)
 
     def run_backward_fake(
         grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, group: str, headtail: bool
@@ -84,7 +84,7 @@ def block_attention_operator(name: str, forward: _Forward, backward: _Backward) 
 def all_to_all(x: Tensor, group: str) -> Tensor:
     """Slice i of dim 0 goes to rank i of the group; what comes back is ordered by sender. x `(cp, ...)` contiguous."""
     received = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, x.contiguous(), group=_group(group))
+    dist.all_to_all_single(received, x.contiguous(), group=process_group(group))
     return received
 
 

@@ -1,0 +1,91 @@
+"""Real runs for the plan's tests: the real trainer on gloo, a model of a chosen size, random rows, its memory measured
+and its collectives counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from titan.config import Config, resolve
+from titan.runtime import World, device_type
+
+TOKENIZER = str(Path(__file__).parent.parent / "assets" / "tokenizer251")
+
+
+class RandomRows:
+    """Rows of random tokens, every one of them valid."""
+
+    fingerprint, tokenizer_fingerprint, rows_per_epoch = "random", "random", 1 << 20
+
+    def __init__(self, seq_len: int, vocab: int) -> None:
+        self.seq_len, self._vocab = seq_len, vocab
+
+    def fetch(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.random.default_rng(start).integers(0, self._vocab, (count, self.seq_len + 1))
+        return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+
+
+def config(layout: dict[str, dict[str, Any]], model: dict[str, Any]) -> Config:
+    """A run with a layout's overrides, section by section; `model` has the model's arguments."""
+    base: dict[str, dict[str, Any]] = {
+        "job": {"dump_folder": "/nonexistent"},
+        "model": {"name": "llama3", "flavor": "debugmodel", "hf_assets_path": TOKENIZER, "args": model},
+        "training": {
+            "global_batch_size": 8,
+            "local_batch_size": -1,
+            "seq_len": 256,
+            "steps": 3,
+            "mixed_precision_param": "float32",
+        },
+        "parallelism": {"data_parallel_shard_degree": 1},
+        "activation_checkpoint": {"mode": "none"},
+        "debug": {"seed": 7},
+    }
+    for section, values in layout.items():
+        base.setdefault(section, {}).update(values)
+    return Config.model_validate(base)
+
+
+def make_trainer(settings: Config) -> Any:
+    from titan.trainer import Trainer
+
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    world = World(rank, rank, size, torch.device(device_type()))
+    resolved = resolve(settings, size, world.device.type)
+    rows = RandomRows(settings.training.seq_len, resolved.model_args.vocab_size or 0)
+    return Trainer(resolved, world, rows=rows)
+
+
+def take_step(trainer: Any) -> None:
+    """One optimizer step as the loop takes it, without its log."""
+    from titan.optim import global_norm
+
+    data = next(trainer.loader)
+    valid, _stop = trainer.open_step(data)
+    trainer.forward_backward(data, valid)
+    trainer.update(global_norm(trainer.model.parameters, trainer.world.device))
+
+
+def close(trainer: Any) -> None:
+    trainer.loader.close()
+    trainer.checkpoints.close()
+
+
+def measured_peak(layout: dict[str, dict[str, Any]], model: dict[str, Any], steps: int = 2) -> tuple[int, ...]:
+    """The peak of live bytes in each step, on this rank."""
+    from titan.plan.measure import measure
+
+    built = []
+
+    def build() -> Any:
+        built.append(make_trainer(config(layout, model)))
+        return built[0]
+
+    found = measure(build, take_step, steps)
+    close(built[0])
+    return found.steps
