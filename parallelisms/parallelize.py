@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from titan.parallelisms.stages import (
     stage_ranks,
 )
 from titan.parallelisms.tensor import apply_tensor_parallel
+from titan.parallelisms.traced import trace_stages
 
 Log = Callable[[str], None]
 
@@ -143,8 +145,12 @@ def build(
         check_compiler(compile.backend, device.type)
     pp = mesh.degrees.pp if mesh else 1
     stages = plan_stages(spec, args, parallelism, pp) if pp > 1 else None
-    parts = _cut(spec, args, stages, mesh, log)
     option = _data_parallel_option(training, parallelism, device, pp)
+    trace = None
+    if parallelism.pipeline_parallel_split == "traced":
+        shape = batch.microbatch_size, training.seq_len
+        trace = partial(trace_stages, shape=shape, device=device, dtype=option.param_dtype)
+    parts = _cut(spec, args, stages, mesh, log, trace)
     csv_file = Path(parallelism.pipeline_parallel_schedule_csv) if parallelism.pipeline_parallel_schedule_csv else None
     split_backward = pp > 1 and splits_backward(parallelism.pipeline_parallel_schedule, csv_file)
     _budget(activation_checkpoint, folder)
@@ -213,7 +219,14 @@ def build(
     )
 
 
-def _cut(spec: ModelSpec, args: ModelArgs, stages: StagePlan | None, mesh: Mesh | None, log: Log) -> list[nn.Module]:
+def _cut(
+    spec: ModelSpec,
+    args: ModelArgs,
+    stages: StagePlan | None,
+    mesh: Mesh | None,
+    log: Log,
+    trace: Callable[..., list[nn.Module]] | None,
+) -> list[nn.Module]:
     def whole() -> nn.Module:
         with torch.device("meta"):
             return spec.build(args)
@@ -221,10 +234,10 @@ def _cut(spec: ModelSpec, args: ModelArgs, stages: StagePlan | None, mesh: Mesh 
     if stages is None or mesh is None:
         return [whole()]
     mine = stages.of(mesh.pp_rank)
-    log(
-        f"pipeline: {len(stages.ranks)} stages on {mesh.degrees.pp} ranks, of "
-        + " | ".join(map(_summary, stages.modules))
-    )
+    each = " | ".join(map(_summary, stages.modules))
+    log(f"pipeline: {len(stages.ranks)} stages on {mesh.degrees.pp} ranks, of {each}{', traced' if trace else ''}")
+    if trace:
+        return trace(partial(spec.build, args), spec.stages, stages.modules, mine)
     return [keep_modules(whole(), spec.stages, stages.modules[stage]) for stage in mine]
 
 

@@ -98,3 +98,16 @@ def test_a_schedule_file_is_checked_against_ranks_and_microbatches(tmp_path: Pat
     path.write_text("0F0,0X0\n1F0,1B0\n")
     assert "'0X0' is no pipeline action" in said(microbatches=1, **key)[0]
     assert "No such file" in said(microbatches=1, pipeline_parallel_schedule_csv=str(tmp_path / "no.csv"))[0]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "context"])
+def test_a_traced_split_goes_without_parallelism_within_a_stage(kind: str) -> None:
+    section = Parallelism(pipeline_parallel_degree=2, pipeline_parallel_split="traced")
+    batch = Batch(4, 4, 1, 1)
+    assert pipeline(section, Degrees(pp=2, dp_shard=2, dp_replicate=2), ORDER, 8, batch) == []
+    within = Degrees(pp=2, tp=2) if kind == "tensor" else Degrees(pp=2, cp=2)
+    (problem,) = pipeline(section, within, ORDER, 8, batch)
+    assert f"{kind}_parallel_degree, which is 2" in str(problem)
+    assert 'pipeline_parallel_split = "traced"' in str(problem)
+    assert 'use "layers"' in str(problem)
+    assert pipeline(section.model_copy(update={"pipeline_parallel_split": "layers"}), within, ORDER, 8, batch) == []

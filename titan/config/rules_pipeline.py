@@ -33,7 +33,8 @@ def pipeline(
     else:
         wanted = None
         problems = [] if batch is None else _microbatches(parallelism.pipeline_parallel_schedule, degrees.pp, batch)
-    return problems + _split(parallelism, degrees.pp, order, n_layers, wanted) + _reshard(parallelism)
+    problems += _split(parallelism, degrees.pp, order, n_layers, wanted)
+    return problems + _reshard(parallelism) + _traced(parallelism, degrees)
 
 
 def _split(parallelism: Parallelism, pp: int, order: Stages, n_layers: int, wanted: int | None) -> list[Problem]:
@@ -140,4 +141,21 @@ def _reshard(parallelism: Parallelism) -> list[Problem]:
         Problem(
             "parallelism.fsdp_reshard_after_forward", text, f'"{reshard}"' if isinstance(reshard, str) else str(reshard)
         )
+    ]
+
+
+def _traced(parallelism: Parallelism, degrees: Degrees) -> list[Problem]:
+    """A trace is that of one device: attention is an operator in it, and products are no nn.Linear."""
+    cut = {"tensor": degrees.tp, "context": degrees.cp}
+    if parallelism.pipeline_parallel_split != "traced":
+        return []
+    return [
+        Problem(
+            "parallelism.pipeline_parallel_split",
+            f"goes without {kind}_parallel_degree, which is {degree}: what is traced on one device cannot be cut "
+            'afterwards; use "layers".',
+            '"traced"',
+        )
+        for kind, degree in cut.items()
+        if degree > 1
     ]
