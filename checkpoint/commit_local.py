@@ -8,16 +8,14 @@ two renames can be undone: `recover`.
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 from pathlib import Path
 
-from titan.checkpoint.folders import incomplete, step_name
+from titan.checkpoint.folders import LEFTOVER, incomplete, step_name
 from titan.checkpoint.manifest import MANIFEST
 from titan.checkpoint.storage_local import LocalFolder, sync
 
 log = logging.getLogger("titan")
-_TEMPORARY = re.compile(r"\.(tmp|old)-(step-[0-9]+)")
 
 
 class LocalCommit:
@@ -62,7 +60,7 @@ class LocalCommit:
         if not self._path.is_dir():
             return
         for path in sorted(self._path.iterdir()):
-            match = _TEMPORARY.fullmatch(path.name)
+            match = LEFTOVER.fullmatch(path.name)
             if not match:
                 continue
             final = self._path / match[2]

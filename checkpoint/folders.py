@@ -22,11 +22,21 @@ from titan.checkpoint.storage import Listing, Where, at
 
 EXPORTS = "model-only"
 UNFINISHED = f"it has no {MANIFEST}, so its writing was cut off"
+LEFTOVER = re.compile(r"\.(tmp|old)-(step-[0-9]+)")
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 
 
 def step_name(step: int) -> str:
     return f"step-{step}"
+
+
+def is_step(name: str) -> bool:
+    return _STEP.fullmatch(name) is not None
+
+
+def is_leftover(name: str) -> bool:
+    """Whether it is a folder that a local save makes on its way."""
+    return LEFTOVER.fullmatch(name) is not None
 
 
 def steps_in(where: Where) -> list[int]:

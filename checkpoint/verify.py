@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import xxhash
 
-from titan.checkpoint.folders import manifest_of, wrong_size
-from titan.checkpoint.manifest import BLOCK, MANIFEST, Damaged, Manifest
+from titan.checkpoint.folders import is_step, manifest_of, step_name, wrong_size
+from titan.checkpoint.index import scan
+from titan.checkpoint.manifest import BLOCK, MANIFEST, METADATA, Damaged, Manifest
 from titan.checkpoint.storage import Folder
 
 
@@ -28,6 +30,21 @@ class Block:
     start: int
     length: int
     checksum: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found: one line for each problem, none for a checkpoint that is whole; what it compared; whether
+    there were checksums.
+    """
+
+    problems: list[str]
+    files: int = 0
+    bytes: int = 0
+    checksums: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def blocks_of(manifest: Manifest) -> list[Block]:
@@ -45,19 +62,18 @@ def damaged_blocks(folder: Folder, blocks: Sequence[Block], threads: int = 1) ->
         return [line for line in pool.map(lambda block: _compare(folder, block), blocks) if line]
 
 
-def problems(folder: Folder) -> list[str]:
-    """All that is wrong with a checkpoint: damaged, cut, missing and foreign files, by name, with sizes and places."""
+def verify(folder: Folder) -> Verified:
+    """Reads all of a checkpoint: damaged, cut, missing and foreign files, an index that must not be loaded."""
     try:
         manifest, listing = manifest_of(folder), folder.listing()
     except FileNotFoundError:
-        return [f"{MANIFEST} is missing: the checkpoint was never finished, or has lost it"]
-    except NotADirectoryError:
-        return ["this is a file, not a checkpoint"]
+        return Verified([f"{MANIFEST} is missing: the checkpoint was never finished, or has lost it"])
     except Damaged as error:
-        return [f"{MANIFEST} {error}; without it the other files cannot be judged"]
-    if listing is None:
-        return ["the folder is gone"]
+        return Verified([f"{MANIFEST} {error}; without it the other files cannot be judged"])
+    assert listing is not None
     found, right = [], []
+    if is_step(folder.name) and folder.name != step_name(manifest.step):
+        found.append(f"{MANIFEST} is that of step {manifest.step}")
     for name, entry in sorted(manifest.files.items()):
         problem = wrong_size(listing, name, entry)
         if problem is None:
@@ -67,7 +83,12 @@ def problems(folder: Folder) -> list[str]:
     foreign = {*listing.files, *listing.links, *listing.folders} - {MANIFEST, *manifest.files}
     found += [f"{name} is not in the manifest" for name in sorted(foreign)]
     wanted = [block for block in blocks_of(manifest) if block.name in right]
-    return found + damaged_blocks(folder, wanted, max(folder.parallel_reads, os.cpu_count() or 1))
+    found += damaged_blocks(folder, wanted, max(folder.parallel_reads, os.cpu_count() or 1))
+    if METADATA in right:
+        problem = scan(folder.read(METADATA), manifest.files)
+        found += [f"{METADATA} {problem}"] if problem else []
+    size = sum(entry.size for entry in manifest.files.values())
+    return Verified(found, len(manifest.files), size, checksums=manifest.format > 1)
 
 
 def _compare(folder: Folder, block: Block) -> str | None:
