@@ -67,15 +67,15 @@ def wide(**options: Any) -> Console:
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    values: dict[str, Any] = {kind: None for kind in ("initial", *KINDS)}
-    if row.found is not None:
-        values = {kind: _finite(getattr(row.found, kind)) for kind in ("initial", *KINDS)}
-        values |= {"worst_gradient": row.found.worst_gradient, "worst_weight": row.found.worst_weight}
+    kinds = {
+        one.kind: {"value": _finite(one.value), "limit": _finite(one.limit), "parameter": one.fqn or None}
+        for one in row.findings
+    }
     return {
         "layout": row.name,
         "processes": row.processes,
-        **values,
-        "limits": row.limits,
+        "initial": None if row.error else row.initial,
+        **{kind: kinds.get(kind) for kind in KINDS},
         "failed": list(row.failed),
         "error": row.error or None,
         "seconds": round(row.seconds, 2),
@@ -83,14 +83,14 @@ def _entry(row: Row) -> dict[str, Any]:
 
 
 def _cells(row: Row) -> list[Text | str]:
-    if row.found is None:
-        return [Text(row.name), str(row.processes), *[""] * (len(KINDS) + 2), Text("ERROR", style="bold red")]
-    found = row.found
-    initial = "" if row.noise else "same bits" if found.initial else "DIFFER"
-    cells: list[Text | str] = [Text(row.name), str(row.processes), _mark(initial, "initial" in row.failed)]
-    cells += [_mark(f"{getattr(found, kind):.1e}", kind in row.failed) for kind in KINDS]
-    worst = found.worst_weight if row.failed == ("weights",) else found.worst_gradient
-    return [*cells, Text(worst), _mark("" if row.noise else _verdict(row), bool(row.failed))]
+    if row.error:
+        return [Text(row.name), str(row.processes), *[""] * (len(KINDS) + 2), _mark("ERROR", True)]
+    initial = "" if row.noise else "same bits" if row.initial else "DIFFER"
+    cells: list[Text | str] = [Text(row.name), str(row.processes), _mark(initial, not row.initial)]
+    cells += [_mark(f"{one.value:.1e}", not one.within) for one in row.findings]
+    named = [one for one in row.findings if one.fqn]
+    worst = max(named, key=lambda one: (not one.within, one.kind == "gradients"))
+    return [*cells, Text(worst.fqn), _mark("" if row.noise else _verdict(row), bool(row.failed))]
 
 
 def _verdict(row: Row) -> str:

@@ -19,7 +19,7 @@ from titan.config import Config, ConfigError, Problem, Resolved, load, numerics_
 from titan.parity.faults import Fault
 from titan.parity.layouts import DEGREES, OPTION, Layout
 from titan.parity.ranks import RankError, run_ranks
-from titan.parity.verdict import Differences, Measured, OracleRun, differences, limits, noise_floor
+from titan.parity.verdict import Finding, Measured, OracleRun, differences, judge, largest, noise_floor
 
 ONE_PROCESS = tuple(f"--{key}=1" for key in DEGREES.values())
 
@@ -48,9 +48,8 @@ class Row:
     Attributes:
         name: of the layout.
         processes: how many.
-        found: None where it did not run to the end.
-        limits: by kind.
-        failed: what is beyond its limit; "error" where it did not run.
+        initial: whether the initial weights have the oracle's bits.
+        findings: one a kind; none where it did not run to the end.
         error: the first error, with its rank and traceback.
         noise: whether it is a noise floor.
         seconds: wall clock.
@@ -58,12 +57,18 @@ class Row:
 
     name: str
     processes: int
-    found: Differences | None
-    limits: dict[str, float]
-    failed: tuple[str, ...]
+    initial: bool
+    findings: tuple[Finding, ...]
     error: str
     noise: bool
     seconds: float
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """What is beyond its limit, "initial" among it; "error" where it did not run."""
+        if self.error:
+            return ("error",)
+        return (*(() if self.initial else ("initial",)), *(one.kind for one in self.findings if not one.within))
 
 
 @dataclass(frozen=True)
@@ -139,44 +144,31 @@ def run(
     setting: Setting, plans: Sequence[Plan], folder: Path, *, steps: int, fault: Fault | None, timeout: float
 ) -> Iterator[Row]:
     """A row for each oracle, its noise floor, before the first layout that it judges, and a row a layout."""
-    oracles: dict[str, tuple[Path, OracleRun, dict[str, float]]] = {}
+    oracles: dict[str, tuple[Path, OracleRun]] = {}
     for one in plans:
         if one.numbers not in oracles:
             record = folder / f"oracle-{len(oracles)}"
             record.mkdir()
             begun = time.monotonic()
             words = (*one.words, *ONE_PROCESS)  # the last word counts
-            (judge,) = _on_ranks(_oracle, 1, timeout, setting.path, words, record, steps)
-            noise = noise_floor(judge)
+            (oracle,) = _on_ranks(_oracle, 1, timeout, setting.path, words, record, steps)
             name = "noise floor" if not oracles else f"noise floor for {one.layout.text}"
-            oracles[one.numbers] = record, judge, limits(noise)
-            yield Row(name, 1, noise, oracles[one.numbers][2], (), "", True, time.monotonic() - begun)
+            oracles[one.numbers] = record, oracle
+            yield Row(name, 1, True, largest(noise_floor(oracle)), "", True, time.monotonic() - begun)
         yield _row(setting, one, *oracles[one.numbers], steps=steps, fault=fault, timeout=timeout)
 
 
 def _row(
-    setting: Setting,
-    one: Plan,
-    record: Path,
-    judge: OracleRun,
-    limit: dict[str, float],
-    *,
-    steps: int,
-    fault: Fault | None,
-    timeout: float,
+    setting: Setting, one: Plan, record: Path, oracle: OracleRun, *, steps: int, fault: Fault | None, timeout: float
 ) -> Row:
-    begun = time.monotonic()
-    found: Differences | None = None
-    failed: tuple[str, ...] = ("error",)
-    error = ""
-    size = one.layout.world_size
+    begun, text, size = time.monotonic(), one.layout.text, one.layout.world_size
     try:
         ranks = _on_ranks(_layout, size, timeout, setting.path, one.words, record, steps, fault)
-        found = differences(judge, ranks)
-        failed = found.beyond(limit)
-    except (RankError, TimeoutError, ValueError) as caught:
-        error = str(caught).strip()
-    return Row(one.layout.text, size, found, limit, failed, error, False, time.monotonic() - begun)
+        found = differences(oracle, ranks)
+    except (RankError, TimeoutError, ValueError) as error:
+        return Row(text, size, False, (), str(error).strip(), False, time.monotonic() - begun)
+    findings = judge(found, noise_floor(oracle))
+    return Row(text, size, found.initial, findings, "", False, time.monotonic() - begun)
 
 
 def _on_ranks(function: Callable[..., Any], size: int, timeout: float, *args: Any) -> list[Any]:

@@ -1,10 +1,10 @@
 """From what the ranks found to a verdict: relative differences of a layout, their limits, what is beyond them.
 
 A tensor's difference is ||a - b|| / ||b|| over the whole of it, from two sums a shard; element-wise ratios are noise,
-since reordering rows alone moves single elements by 1e-2. The limit of each kind is 1e-5, or four times the noise floor
-(the oracle against itself with its rows in another order) where that is more: in bfloat16, and for weights, which AdamW
-with an eps of 1e-8 moves by a whole learning rate wherever a gradient is rounding alone. The floor comes from runs that
-are right, so a wider limit hides no fault.
+since reordering rows alone moves single elements by 1e-2. The limit is 1e-5, or four times the noise floor (the oracle
+against itself with its rows in another order) of the same parameter where that is more: in bfloat16, and for weights,
+which AdamW with an eps of 1e-8 moves by a whole learning rate wherever a gradient is rounding alone. The floor comes
+from runs that are right, so a wider limit hides no fault.
 """
 
 from __future__ import annotations
@@ -64,51 +64,80 @@ class OracleRun:
 
 @dataclass(frozen=True)
 class Differences:
-    """The largest relative differences of a layout over all steps.
+    """The largest relative differences of a run over all steps; infinite where a value is not finite.
 
     Attributes:
         initial: whether the initial weights have the oracle's bits.
-        loss, grad_norm, gradients, weights: relative; infinite where a value is not finite.
-        worst_gradient, worst_weight: the parameters that gave the last two.
+        loss, grad_norm: relative.
+        gradients, weights: relative, by parameter.
     """
 
     initial: bool
     loss: float
     grad_norm: float
-    gradients: float
-    weights: float
-    worst_gradient: str
-    worst_weight: str
+    gradients: dict[str, float]
+    weights: dict[str, float]
 
-    def beyond(self, limits: Mapping[str, float]) -> tuple[str, ...]:
-        """Names of what is not within its limit, "initial" among them."""
-        over = [kind for kind in KINDS if not getattr(self, kind) <= limits[kind]]
-        return (*(() if self.initial else ("initial",)), *over)
+    def by_name(self, kind: str) -> dict[str, float]:
+        """The differences of a kind by parameter; under "" where there is one."""
+        found = getattr(self, kind)
+        return found if isinstance(found, dict) else {"": found}
 
 
-def limits(noise: Differences) -> dict[str, float]:
-    """By kind: 1e-5, or four times the noise floor."""
-    return {kind: max(TOLERANCE, TIMES_NOISE * getattr(noise, kind)) for kind in KINDS}
+@dataclass(frozen=True)
+class Finding:
+    """The difference of one kind that is nearest to its limit, or furthest beyond it.
+
+    Attributes:
+        value, limit: relative.
+        fqn: of the parameter; "" for loss and grad_norm.
+    """
+
+    kind: str
+    value: float
+    limit: float
+    fqn: str
+
+    @property
+    def within(self) -> bool:
+        return self.value <= self.limit
+
+
+def judge(found: Differences, noise: Differences) -> tuple[Finding, ...]:
+    """One finding a kind. Each parameter has a limit of its own: where a gradient is rounding alone, its noise is as
+    large as itself, and must not widen the limits of the others."""
+    return tuple(_nearest(kind, found, noise) for kind in KINDS)
+
+
+def _nearest(kind: str, found: Differences, noise: Differences) -> Finding:
+    floor = noise.by_name(kind)
+    findings = [
+        Finding(kind, value, max(TOLERANCE, TIMES_NOISE * floor[fqn]), fqn)
+        for fqn, value in found.by_name(kind).items()
+    ]
+    return max(findings, key=lambda one: math.inf if math.isinf(one.value) else one.value / one.limit)
+
+
+def largest(noise: Differences) -> tuple[Finding, ...]:
+    """Of a noise floor: its largest difference of each kind, which no limit judges."""
+    worst = {kind: max(noise.by_name(kind).items(), key=lambda item: item[1]) for kind in KINDS}
+    return tuple(Finding(kind, value, math.inf, fqn) for kind, (fqn, value) in worst.items())
 
 
 def differences(run: OracleRun, ranks: Sequence[Measured]) -> Differences:
     """Joins the ranks of a layout. Raises ValueError where an element of some tensor is on no rank."""
     shapes = {one.fqn: one.shape for one in run.noise.initial}
     initial = _joined([rank.initial for rank in ranks], shapes, "the initial weights")
-    last = _joined([rank.last for rank in ranks], shapes, "the last weights")
-    loss = norm = gradient = 0.0
-    worst = ""
+    loss = norm = 0.0
+    gradients = dict.fromkeys(shapes, 0.0)
     for step, (wanted_loss, wanted_norm) in enumerate(run.scalars):
-        for rank in ranks:
-            loss = max(loss, _relative(rank.scalars[step][0], wanted_loss))
-            norm = max(norm, _relative(rank.scalars[step][1], wanted_norm))
-        what = f"the gradients of step {step + 1}"
-        name, found = _largest(_joined([rank.gradients[step] for rank in ranks], shapes, what))
-        if found >= gradient:
-            gradient, worst = found, name
-    worst_weight, weights = _largest(last)
+        loss = max(loss, *(_relative(rank.scalars[step][0], wanted_loss) for rank in ranks))
+        norm = max(norm, *(_relative(rank.scalars[step][1], wanted_norm) for rank in ranks))
+        shards = _joined([rank.gradients[step] for rank in ranks], shapes, f"the gradients of step {step + 1}")
+        gradients = {fqn: max(gradients[fqn], _ratio(shards[fqn])) for fqn in shapes}
+    last = _joined([rank.last for rank in ranks], shapes, "the last weights")
     same = all(one.identical for shards in initial.values() for one in shards)
-    return Differences(same, loss, norm, gradient, weights, worst, worst_weight)
+    return Differences(same, loss, norm, gradients, {fqn: _ratio(last[fqn]) for fqn in shapes})
 
 
 def noise_floor(run: OracleRun) -> Differences:
@@ -135,17 +164,9 @@ def _joined(
     return {fqn: list(found.values()) for fqn, found in boxes.items()}
 
 
-def _largest(joined: Mapping[str, Sequence[Compared]]) -> tuple[str, float]:
-    found = {
-        fqn: _ratio(sum(one.difference for one in shards), sum(one.reference for one in shards))
-        for fqn, shards in joined.items()
-    }
-    worst = max(found, key=found.__getitem__)
-    return worst, found[worst]
-
-
-def _ratio(difference: float, reference: float) -> float:
-    """sqrt(difference / reference) of sums of squares."""
+def _ratio(shards: Sequence[Compared]) -> float:
+    """||a - b|| / ||b|| of one parameter."""
+    difference, reference = sum(one.difference for one in shards), sum(one.reference for one in shards)
     if difference == 0.0:
         return 0.0
     ratio = difference / reference if reference else math.inf
