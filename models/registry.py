@@ -11,9 +11,9 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,7 @@ class ModelArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
     """Rows of the embedding; None takes the tokenizer's size."""
 
 

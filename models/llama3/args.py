@@ -5,9 +5,14 @@ No torch here: a check or a plan reads them. Parameter counts of the flavors are
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from titan.models.registry import ModelArgs
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class RoPEScaling(BaseModel):
@@ -15,30 +20,30 @@ class RoPEScaling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
+    factor: Positive = 8.0
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    original_max_seq_len: Count = 8192
 
 
 class LlamaArgs(ModelArgs):
     """Shape of a Llama 3 model. `n_kv_heads = None` is one KV head a query head."""
 
-    dim: int = 4096
-    n_layers: int = 32
-    n_heads: int = 32
-    n_kv_heads: int | None = None
-    head_dim: int | None = None
+    dim: Count = 4096
+    n_layers: Count = 32
+    n_heads: Count = 32
+    n_kv_heads: Count | None = None
+    head_dim: Count | None = None
     """None: dim / n_heads."""
-    hidden_dim: int | None = None
+    hidden_dim: Count | None = None
     """Width of the feed-forward; None derives it from `ffn_dim_multiplier` and `multiple_of`."""
-    multiple_of: int = 256
-    ffn_dim_multiplier: float | None = None
-    norm_eps: float = 1e-5
-    rope_theta: float = 500_000.0
+    multiple_of: Count = 256
+    ffn_dim_multiplier: Positive | None = None
+    norm_eps: Positive = 1e-5
+    rope_theta: Positive = 500_000.0
     rope_scaling: RoPEScaling | None = None
     tie_embeddings: bool = False
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of every matrix; the two that write to the residual stream have it divided by sqrt(2 x
     n_layers).
     """

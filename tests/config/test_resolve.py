@@ -190,6 +190,9 @@ RULES: list[tuple[dict[str, Any], int, str, list[str]]] = [
     ({"model": {"flavor": "8b"}}, 1, "model.flavor", ['Did you mean "8B"?']),
     ({"args": {"n_layer": 3}}, 1, "model.args.n_layer", ["Did you mean model.args.n_layers?"]),
     ({"args": {"dim": "64"}}, 1, "model.args.dim", ["must be an integer", "64."]),
+    ({"args": {"n_heads": 0}}, 1, "model.args.n_heads", ["n_heads = 0", "an integer >= 1"]),
+    ({"args": {"n_kv_heads": -2}}, 1, "model.args.n_kv_heads", ["an integer >= 1"]),
+    ({"args": {"norm_eps": 0.0}}, 1, "model.args.norm_eps", ["a number > 0"]),
     (
         {"args": {"rope_scaling": {"factr": 2.0}}},
         1,
@@ -211,6 +214,22 @@ def test_a_broken_rule_names_its_key_and_its_numbers(
     found = refused(config(**sections), world)
     assert [problem.key for problem in found] == [key], found
     assert all(part in str(found[0]) for part in said), str(found[0])
+
+
+def test_a_key_is_named_once_in_a_message_about_its_value() -> None:
+    (problem,) = refused(config(model={"hf_assets_path": "/no/such/folder"}), 1)
+    assert str(problem) == (
+        'model.hf_assets_path = "/no/such/folder": no such folder. Give the folder of a Hugging Face tokenizer, or '
+        "leave the key out."
+    )
+
+
+@pytest.mark.parametrize(
+    "key", [name for name, field in LlamaArgs.model_fields.items() if "int" in str(field.annotation)]
+)
+def test_no_size_of_a_model_may_be_zero(key: str) -> None:
+    (problem,) = refused(config(args={key: 0}), 1)
+    assert (problem.key, problem.value) == (f"model.args.{key}", "0")
 
 
 def test_all_broken_rules_are_reported_at_once() -> None:

@@ -150,3 +150,40 @@ except DataError as error:
     )
     assert 'dataset "nobody/no-such-dataset", split "train": cannot be loaded' in done.stdout, done.stderr
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "asked"),
+    [
+        ("c4", {}, ("allenai/c4", "en", "train")),
+        ("c4_validation", {}, ("allenai/c4", "en", "validation")),
+        ("c4", {"dataset_config": "de", "dataset_split": "validation"}, ("allenai/c4", "de", "validation")),
+        ("c4_validation", {"dataset_split": "test"}, ("allenai/c4", "en", "test")),
+        ("nobody/other", {}, ("nobody/other", None, "train")),
+    ],
+)
+def test_torchtitans_names_are_those_of_the_hub(
+    name: str,
+    more: dict[str, str],
+    asked: tuple[str, str | None, str],
+    training: MakeTraining,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def load_dataset(path: str, config: str | None, split: str) -> Any:
+        calls.append((path, config, split))
+        return datasets.Dataset.from_dict({"text": ["one", "two"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read(training(dataset=name, **more))[0] == ["one", "two"]
+    assert calls == [asked]
+
+
+def test_torchtitans_test_file_is_refused_before_anything_is_read_unless_its_folder_is_given(
+    tmp_path: Path, training: MakeTraining
+) -> None:
+    with pytest.raises(DataError, match=r'"c4_test": a file in torchtitan.*dataset_path'):
+        open_source(training(dataset="c4_test"))
+    (tmp_path / "data.json").write_text('{"text": "here"}\n')
+    assert read(training(dataset="c4_test", dataset_path=str(tmp_path)))[0] == ["here"]

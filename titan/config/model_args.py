@@ -54,7 +54,9 @@ def tokenizer_size(model: Model) -> tuple[int | None, list[Problem]]:
         return vocab_size(model), []
     except (OSError, ValueError) as error:
         value = None if model.hf_assets_path is None else value_text(model.hf_assets_path)
-        return None, [Problem("model.hf_assets_path", str(error), value)]
+        # Data errors name their key themselves, for where there is no Problem around them.
+        text = str(error).removeprefix(f"model.hf_assets_path = {value}: ")
+        return None, [Problem("model.hf_assets_path", text, value)]
 
 
 def _choice(kind: str, name: str, choices: list[str]) -> str:

@@ -75,7 +75,7 @@ class LRScheduler(Section):
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
     """Curve of the decay; sqrt is 1 - sqrt (Hägele et al., 2024, arXiv:2405.18392)."""
     min_lr_factor: Fraction = 0.0
-    """Where the decay ends, as a part of `optimizer.lr`."""
+    """Where the decay ends, as a part of `optimizer.lr`: the rate of the step after the last one."""
 
 
 class ActivationCheckpoint(Section):

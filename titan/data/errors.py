@@ -9,3 +9,5 @@ from __future__ import annotations
 
 class DataError(ValueError):
     """Data, or a tokenizer, that cannot be used."""
+
+    exit_code = 2  # refused: the message is for the user, and the same start would fail again

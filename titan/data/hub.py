@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from titan.config.schema_training import Training
 
 _ROWS = 1024
+_KNOWN = {"c4": ("allenai/c4", "en", "train"), "c4_validation": ("allenai/c4", "en", "validation")}
+"""torchtitan's names for a dataset, its configuration and split; what a configuration sets itself goes before."""
 
 
 class HubDataset:
@@ -33,8 +35,17 @@ class HubDataset:
     def __init__(self, training: Training) -> None:
         """Raises DataError where `dataset_path` is no folder; the dataset itself is looked up by `documents`."""
         self._training = training
-        self._path = training.dataset
         where = training.dataset_path
+        if training.dataset == "c4_test" and where is None:
+            raise DataError(
+                'training.dataset = "c4_test": a file in torchtitan\'s own repository. Set training.dataset_path to '
+                'its folder, or training.dataset to "c4" (from the network) or "python_stdlib" (here).'
+            )
+        self._path, self._config, self._split = training.dataset, training.dataset_config, training.dataset_split
+        if where is None and training.dataset in _KNOWN:
+            self._path, config, split = _KNOWN[training.dataset]
+            self._config = self._config or config
+            self._split = split if self._split == "train" else self._split
         if where is not None:
             if not Path(where).expanduser().is_dir():
                 raise DataError(
@@ -42,8 +53,8 @@ class HubDataset:
                     'one. To read files, set training.dataset to "json", "text" or "parquet".'
                 )
             self._path = str(Path(where).expanduser())
-        self.name = f'dataset "{self._path}", split "{training.dataset_split}"'
-        wanted = [training.dataset_config, training.dataset_split, training.text_column]
+        self.name = f'dataset "{self._path}", split "{self._split}"'
+        wanted = [self._config, self._split, training.text_column]
         folder = Path(self._path).expanduser()
         self._local = folder.is_dir()
         if self._local:
@@ -75,7 +86,7 @@ class HubDataset:
 
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
-        split = self._training.dataset_split
+        split = self._split
         try:
             if self._local and any((Path(self._path) / name).is_file() for name in ("state.json", "dataset_dict.json")):
                 loaded = datasets.load_from_disk(self._path)
@@ -84,9 +95,12 @@ class HubDataset:
                         raise DataError(f"{self.name}: no such split; it has: {', '.join(loaded)}.")
                     return loaded[split]
                 return loaded
-            return datasets.load_dataset(self._path, self._training.dataset_config, split=split)
+            return datasets.load_dataset(self._path, self._config, split=split)
         except DataError:
             raise
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             reason = str(error).strip() or type(error).__name__
-            raise DataError(f"{self.name}: cannot be loaded: {reason}") from error
+            raise DataError(
+                f"{self.name}: cannot be loaded: {reason}. Check training.dataset and the network, or set "
+                'training.dataset to "python_stdlib", or to "json", "text" or "parquet" with dataset_path.'
+            ) from error

@@ -31,7 +31,7 @@ class PackedRows:
     Attributes:
         seq_len: tokens a row.
         rows_per_epoch: ceil((tokens - 1) / seq_len).
-        fingerprint: of the tokens and of what decides which row has which number, but for the seed.
+        fingerprint: of the tokens and of what decides inputs and labels of a row and its number, but for the seed.
         tokenizer_fingerprint: of the tokenizer that made the tokens.
     """
 
@@ -44,8 +44,10 @@ class PackedRows:
         self.seq_len = seq_len
         self.rows_per_epoch = -(-(len(corpus.tokens) - 1) // seq_len)
         self.tokenizer_fingerprint = corpus.tokenizer_fingerprint
-        identity = json.dumps([_VERSION, corpus.fingerprint, seq_len, shuffle])
-        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        identity = [_VERSION, corpus.fingerprint, seq_len, shuffle]
+        if mask_document_boundaries:  # only then, so that older checkpoints of unmasked data keep their fingerprint
+            identity.append("mask_document_boundaries")
+        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         self._tokens = corpus.tokens
         self._starts = corpus.offsets[1:-1]  # of every document but the first, which nothing predicts
         self._seed = seed

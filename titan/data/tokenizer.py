@@ -138,7 +138,7 @@ def markers(training: Training, tokenizer: Tokenizer) -> tuple[list[int], list[i
 
 
 def _read_text(folder: Path) -> str:
-    key = f"model.hf_assets_path = {str(folder)!r}"
+    key = f'model.hf_assets_path = "{folder}"'
     if not folder.exists():
         raise DataError(f"{key}: no such folder. Give the folder of a Hugging Face tokenizer, or leave the key out.")
     if not folder.is_dir():
