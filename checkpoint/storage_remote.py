@@ -9,6 +9,7 @@ in a configuration that every run folder keeps a copy of.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
@@ -67,17 +68,31 @@ class RemoteFolder(Folder):
 
     def make(self) -> None:
         """Makes the folder, where the storage has such a thing."""
-        protocols = self._files.protocol
-        if not _WITHOUT_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols):
+        if self._has_folders:
             self._files.makedirs(self._path, exist_ok=True)
 
     def remove(self, first: str) -> None:
-        """Removes all of it, the file `first` before the others. No error where there is nothing."""
-        self._files.invalidate_cache()
+        """Removes the files directly in it, `first` before the others, and then the folder. No error where there is
+        nothing. One by one, since fsspec's `rm` would take brackets in the name of a run for a pattern.
+        """
+        listing = self.listing()
+        if listing is None:
+            return
+        if first in listing.files:
+            self._remove_file(first)
+        with ThreadPoolExecutor(self.parallel_reads) as pool:
+            list(pool.map(self._remove_file, set(listing.files) - {first}))  # raises what one of them raised
+        if self._has_folders and not listing.folders:
+            self._files.rmdir(self._path)
+
+    def _remove_file(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._files.rm_file(f"{self._path}/{first}")
-        with suppress(FileNotFoundError):
-            self._files.rm(self._path, recursive=True)
+            self._files.rm_file(f"{self._path}/{name}")
+
+    @property
+    def _has_folders(self) -> bool:
+        protocols = self._files.protocol
+        return not _WITHOUT_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols)
 
 
 def remote(uri: str) -> RemoteFolder:
