@@ -10,6 +10,7 @@ sums; FSDP2 reduces them to the placement of the weight.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -124,6 +125,8 @@ def apply_tensor_parallel(
             if name == "vocab_embedding":
                 embeddings.append(module)
     parallelize_module(part, mesh, styles)
+    # The local logits are a view of a DTensor, of which FSDP2 warns at each forward. Nothing writes into them.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view tensor", UserWarning)
     for embedding in embeddings:
         embedding.register_forward_hook(_resolve_collective)  # after the style's own hook, which makes the collective
     left = [fqn for fqn, parameter in part.named_parameters() if not isinstance(parameter, DTensor)]

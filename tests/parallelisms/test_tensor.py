@@ -5,6 +5,7 @@ The tensor-parallel numbers are in tests/distributed/test_parity.py; here one ra
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
+from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
 from titan.models import registry
 from titan.models.llama3.args import LlamaArgs
@@ -131,3 +133,15 @@ def forward_shapes(loss_parallel: bool) -> tuple[int, ...]:
 def test_logits_stay_sharded_for_the_loss_or_are_gathered() -> None:
     assert run_ranks(forward_shapes, 2, True) == [(2, 16, 126), (2, 16, 125)]
     assert run_ranks(forward_shapes, 2, False) == [(2, 16, 251)] * 2
+
+
+def warned() -> list[str]:
+    """What a run of three steps under tensor parallelism warns of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        tiny.run_layout({"parallelism": {"tensor_parallel_degree": 2}})
+    return [str(warning.message) for warning in found]
+
+
+def test_a_run_warns_of_nothing() -> None:
+    assert run_ranks(warned, 2, fresh=True) == [[], []]
