@@ -1,7 +1,7 @@
-"""The oracle: Llama on one process as a plain loop, sharing no code with what it judges.
+"""Llama as a plain function of its weights, for the oracle's loop (`titan.parity.oracle`): the tests' own model.
 
-Its own model, its own loss, its own clipping, torch's optimizer. Parameters have the names of the trainer's, so that
-weights and gradients compare by name. Everything is tested against this: keep it short enough to be seen to be right.
+It shares no code with titan/models, so that the tests judge the modules too, where `titan parity` takes them as given.
+Weights have the names of the trainer's parameters. Keep it short enough to be seen to be right.
 """
 
 import math
@@ -39,36 +39,3 @@ def llama(w, ids, *, n_layers, n_heads, n_kv_heads, theta=500_000.0, eps=1e-5):
         h = h + (F.silu(x @ w[f"{at}.w1.weight"].T) * (x @ w[f"{at}.w3.weight"].T)) @ w[f"{at}.w2.weight"].T
     head = w.get("output.weight", w["tok_embeddings.weight"])  # no head of its own: tied
     return norm(h, "norm.weight") @ head.T
-
-
-def train(weights, steps, *, lr, max_norm, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, rows_at_once=None, **shape):
-    """Trains a copy of `weights` on `steps`, a list of (inputs, labels); returns a record a step and the final weights.
-
-    Each record holds loss, grad_norm (before clipping) and grads by name. `lr` is a list, one a step. `rows_at_once`
-    cuts the
-    batch into pieces, which changes nothing but rounding: the noise floor.
-    """
-    w = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
-    groups = [
-        {"params": [p for p in w.values() if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in w.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=betas, eps=eps)
-    records = []
-    for (inputs, labels), rate in zip(steps, lr, strict=True):
-        valid, loss = (labels != -100).sum().clamp(min=1), 0.0
-        for rows in torch.arange(len(inputs)).split(rows_at_once or len(inputs)):
-            logits = llama(w, inputs[rows], **shape)
-            part = F.cross_entropy(logits.flatten(0, 1), labels[rows].flatten(), reduction="sum") / valid
-            part.backward()
-            loss += part.item()
-        grads = {name: p.grad.clone() for name, p in w.items()}
-        norm = torch.stack([g.norm() for g in grads.values()]).norm().item()
-        for p in w.values():
-            p.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
-        records.append({"loss": loss, "grad_norm": norm, "grads": grads})
-    return records, {name: p.detach() for name, p in w.items()}

@@ -1,59 +1,48 @@
 """Every layout trains like the oracle: loss, grad norm, each gradient over three steps, and the weights after them,
 to 1e-5.
 
-The oracle is a plain loop that shares no code with the trainer (tests/oracle.py); it gets the weights that the first
-case gathered, which must be bit-identical in every other. Rows have uneven valid tokens, one row has none. A parity
-test must be seen to fail: faults are injected at the end, and each must turn it red.
+The oracle is a plain loop (titan/parity/oracle.py) over a plain Llama (tests/oracle.py), which share no code with the
+trainer; it gets the weights that the first case gathered, which must be bit-identical in every other. Rows have uneven
+valid tokens, one row has none. A parity test must be seen to fail: faults are injected at the end, and each must turn
+it red.
 """
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests import oracle
 from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
-from titan.optim import factor
+from tests.oracle import llama
+from titan.parity.faults import NAMES, Fault
+from titan.parity.layouts import parse
+from titan.parity.measure import judge
+from titan.parity.record import INITIAL, LAST, Record, gradients
+from titan.parity.verdict import Compared, Differences, Measured, OracleRun
+from titan.parity.verdict import differences as joined
 
 TOLERANCE = 1e-5
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-SHORT = {
-    "dp_shard": "data_parallel_shard_degree",
-    "dp_replicate": "data_parallel_replicate_degree",
-    "tp": "tensor_parallel_degree",
-    "cp": "context_parallel_degree",
-    "pp": "pipeline_parallel_degree",
-    "schedule": "pipeline_parallel_schedule",
-    "method": "context_parallel_rotate_method",
-    "balance": "context_parallel_load_balancer",
-    "reshard": "fsdp_reshard_after_forward",
-    "microbatch": "pipeline_parallel_microbatch_size",
-}
-DEGREES = ("dp_shard", "dp_replicate", "tp", "cp", "pp")
 
 
 def layout(text: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """`tp=2,schedule=GPipe,args.n_layers=8` to the world size and the overrides."""
-    sections: dict[str, dict[str, Any]] = {"parallelism": {}}
-    size = 1
-    for item in filter(None, text.split(",")):
-        key, value = item.split("=")
-        parsed = _value(value)
-        if key in DEGREES:
-            size *= parsed
-        if key in SHORT:
-            sections["parallelism"][SHORT[key]] = parsed
-        elif key.startswith("args."):
-            sections.setdefault("model", {}).setdefault("args", {})[key[5:]] = parsed
-        else:
-            section, name = key.split(".")
-            sections.setdefault(section, {})[name] = parsed
-    return size, sections
+    (found,) = parse([text.replace("args.", "model.args.")])
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in found.settings:
+        *path, name = key.split(".")
+        table = sections
+        for part in path:
+            table = table.setdefault(part, {})
+        table[name] = _value(value)
+    return found.world_size, sections
 
 
 def _value(text: str) -> Any:
@@ -63,29 +52,39 @@ def _value(text: str) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
+_folder = tempfile.TemporaryDirectory()
+
+
 @cache
-def expected(shape: tuple[tuple[str, Any], ...], max_norm: float) -> tuple[dict[str, torch.Tensor], Any, Any]:
-    """First weights (from a one-process trainer), the oracle's records, its last weights."""
+def expected(shape: tuple[tuple[str, Any], ...], max_norm: float) -> tuple[Record, OracleRun]:
+    """The oracle's run from the first weights of a one-process trainer, and the noise of it."""
     sections = {"model": {"args": dict(shape)}, "training": {"max_norm": max_norm}}
     settings = tiny.config(sections)
-    args = settings.model.args
+    shape_of = {key: settings.model.args[key] for key in ("n_layers", "n_heads", "n_kv_heads")}
     weights = tiny.whole([run_ranks(tiny.first_weights, 1, sections)[0]])
-    rates = [settings.optimizer.lr * factor(step + 1, settings.lr_scheduler, tiny.STEPS) for step in range(tiny.STEPS)]
-    records, last = oracle.train(
-        weights,
-        tiny.rows_of(tiny.STEPS),
-        lr=rates,
-        max_norm=max_norm,
-        eps=tiny.EPS,
-        n_layers=args["n_layers"],
-        n_heads=args["n_heads"],
-        n_kv_heads=args["n_kv_heads"],
-    )
-    return weights, records, last
+    record = Record(Path(tempfile.mkdtemp(dir=_folder.name)))
+    return record, judge(settings, partial(llama, **shape_of), weights, tiny.rows_of(tiny.STEPS), record)
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
+
+
+def measured(record: Record, result: dict[str, Any]) -> Measured:
+    """What a rank of `tiny.run_layout` returned, beside the oracle's record."""
+
+    def compared(name: str, pieces: list[Any]) -> list[Compared]:
+        shards = [(fqn, torch.Size(shape), box, torch.from_numpy(values)) for fqn, shape, box, values in pieces]
+        return record.compare(name, shards)
+
+    steps = list(enumerate(result["records"], 1))
+    return Measured(
+        [(step["loss"], step["grad_norm"]) for _number, step in steps],
+        compared(INITIAL, result["first"]),
+        [compared(gradients(number), step["grads"]) for number, step in steps],
+        compared(LAST, result["last"]),
+        result["tokens"],
+    )
 
 
 def differences(sections: dict[str, dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, float]:
@@ -93,25 +92,21 @@ def differences(sections: dict[str, dict[str, Any]], results: list[dict[str, Any
     weights.
     """
     shape = tuple(sorted(sections.get("model", {}).get("args", {}).items()))
-    weights, records, last = expected(shape, sections.get("training", {}).get("max_norm", 1.0))
-    first = tiny.whole([result["first"] for result in results])
-    assert set(first) == set(weights)
-    found = {"first": float(not all(torch.equal(first[name], weights[name]) for name in weights))}
-    for step, record in enumerate(records):
-        grads = tiny.whole([result["records"][step]["grads"] for result in results])
-        assert set(grads) == set(record["grads"])
-        for result in results:
-            for key in ("loss", "grad_norm"):
-                error = abs(result["records"][step][key] / record[key] - 1)
-                found[key] = max(found.get(key, 0.0), error)
-        worst = max(relative(grads[name], record["grads"][name]) for name in grads)
-        found["grads"] = max(found.get("grads", 0.0), worst)
-    trained = tiny.whole([result["last"] for result in results])
-    found["weights"] = max(relative(trained[name], last[name]) for name in last)
-    return found
+    record, run = expected(shape, sections.get("training", {}).get("max_norm", 1.0))
+    return largest(joined(run, [measured(record, result) for result in results]))
 
 
-def check(text: str, fault: str | None = None) -> dict[str, float]:
+def largest(found: Differences) -> dict[str, float]:
+    return {
+        "first": float(not found.initial),
+        "loss": found.loss,
+        "grad_norm": found.grad_norm,
+        "grads": max(found.gradients.values()),
+        "weights": max(found.weights.values()),
+    }
+
+
+def check(text: str, fault: Fault | None = None) -> dict[str, float]:
     size, sections = layout(text)
     results = run_ranks(tiny.run_layout, size, sections, fault)
     tokens = tiny.GLOBAL_ROWS * tiny.SEQ * tiny.STEPS
@@ -157,15 +152,15 @@ TENSOR = [
     "tp=2,training.max_norm=0.01,activation_checkpoint.mode=full",
 ]
 CONTEXT = [
-    *(f"cp=2,method={method}" for method in ("allgather", "alltoall", "ulysses")),
-    *(f"cp=2,method={method},balance=none" for method in ("allgather", "alltoall", "ulysses")),
-    "cp=4,method=allgather",
-    "cp=4,method=alltoall",
-    "cp=4,method=ulysses",
+    *(f"cp=2,rotate={method}" for method in ("allgather", "alltoall", "ulysses")),
+    *(f"cp=2,rotate={method},balance=none" for method in ("allgather", "alltoall", "ulysses")),
+    "cp=4,rotate=allgather",
+    "cp=4,rotate=alltoall",
+    "cp=4,rotate=ulysses",
     "cp=2,dp_shard=2",
-    "cp=2,dp_replicate=2,method=alltoall",
-    "cp=2,tp=2,method=alltoall",
-    "cp=2,tp=2,method=ulysses",
+    "cp=2,dp_replicate=2,rotate=alltoall",
+    "cp=2,tp=2,rotate=alltoall",
+    "cp=2,tp=2,rotate=ulysses",
     "cp=2,training.local_batch_size=2,activation_checkpoint.mode=full",
 ]
 DEEP = "args.n_layers=8"
@@ -208,10 +203,7 @@ def test_layout_trains_like_the_oracle(text: str) -> None:
     assert max(found.values()) < TOLERANCE, found
 
 
-FAULTS = ("wrong divide factor", "skipped reduction", "norm counted twice", "swapped row")
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_parity_turns_red_under_a_fault(fault: str) -> None:
+@pytest.mark.parametrize("fault", NAMES)
+def test_parity_turns_red_under_a_fault(fault: Fault) -> None:
     found = check("dp_shard=2", fault)
     assert max(found.values()) > 100 * TOLERANCE, found

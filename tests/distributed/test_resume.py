@@ -80,7 +80,7 @@ PAIRS = [
     ("", "dp_replicate=2,dp_shard=2"),
     ("pp=2,schedule=ZBVZeroBubble", ""),
     (f"dp_shard=2,{TIED}", f"pp=2,schedule=DualPipeV,{TIED}"),
-    ("tp=4", "cp=2,method=ulysses,training.local_batch_size=2"),
+    ("tp=4", "cp=2,rotate=ulysses,training.local_batch_size=2"),
 ]
 
 

@@ -7,7 +7,7 @@ takes rows one at a time.
 
 from __future__ import annotations
 
-import copy
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_parity import TOLERANCE, check, differences, layout, relative
-from titan.models import registry
-from titan.optim import factor
+from tests.distributed.test_parity import TOLERANCE, check, differences, largest, layout, measured
+from titan.config import resolve
 from titan.parallelisms.pipeline import export_schedule
 from titan.parallelisms.stages import csv_stage_ranks, splits_backward
+from titan.parity import verdict
+from titan.parity.measure import judge, plain_model
+from titan.parity.record import Record
+from titan.parity.verdict import OracleRun, noise_floor
 
 
 def export(sections: dict[str, dict[str, Any]], path: Path) -> None:
@@ -127,58 +129,17 @@ def test_the_size_of_stages_changes_no_number(text: str) -> None:
 BF16 = {"mixed_precision_param": "bfloat16"}
 
 
-def plain_loop(rows_at_once: int) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """Float32 masters, bfloat16 copies forward and backward, float32 sums of gradients; the module and nothing else."""
-    settings = tiny.config({"training": BF16})
-    spec = registry.get("llama3")
-    model: Any = spec.build(spec.flavors["debugmodel"].model_copy(update=tiny.SHAPE))
-    model.load_state_dict(tiny.whole([run_ranks(tiny.first_weights, 1, {"training": BF16})[0]]))
-    masters = dict(model.named_parameters())
-    groups = [
-        {"params": [p for p in masters.values() if p.ndim >= 2], "weight_decay": 0.1},
-        {"params": [p for p in masters.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=tiny.EPS)
-    records = []
-    for step, (inputs, labels) in enumerate(tiny.rows_of(tiny.STEPS)):
-        valid, loss = (labels != -100).sum(), 0.0
-        for master in masters.values():
-            master.grad = torch.zeros_like(master)
-        for rows in torch.arange(len(inputs)).split(rows_at_once):
-            working = copy.deepcopy(model).bfloat16()
-            logits = working(inputs[rows]).float()
-            part = F.cross_entropy(logits.flatten(0, 1), labels[rows].flatten(), reduction="sum") / valid
-            working.zero_grad()
-            part.backward()
-            loss += part.item()
-            for name, parameter in working.named_parameters():
-                masters[name].grad += parameter.grad.float()
-        grads = {name: master.grad.clone() for name, master in masters.items()}
-        norm = torch.nn.utils.clip_grad_norm_(masters.values(), 1.0).item()
-        for group in optimizer.param_groups:
-            group["lr"] = settings.optimizer.lr * factor(step + 1, settings.lr_scheduler, tiny.STEPS)
-        optimizer.step()
-        records.append({"loss": loss, "grad_norm": norm, "grads": grads})
-    return records, {name: p.detach().clone() for name, p in masters.items()}
-
-
-def apart(found: Any, wanted: Any) -> dict[str, float]:
-    """The largest relative difference of each kind between two runs (records, last weights)."""
-    result: dict[str, float] = {}
-    for one, other in zip(found[0], wanted[0], strict=True):
-        for key in ("loss", "grad_norm"):
-            result[key] = max(result.get(key, 0.0), abs(one[key] / other[key] - 1))
-        worst = max(relative(one["grads"][name], other["grads"][name]) for name in other["grads"])
-        result["grads"] = max(result.get("grads", 0.0), worst)
-    result["weights"] = max(relative(found[1][name], wanted[1][name]) for name in wanted[1])
-    return result
+_folder = tempfile.TemporaryDirectory()
 
 
 @cache
-def bfloat16_reference() -> tuple[Any, dict[str, float]]:
-    """The plain loop with all rows at once, and how far it is from itself with rows one at a time."""
-    wanted = plain_loop(tiny.GLOBAL_ROWS)
-    return wanted, apart(plain_loop(1), wanted)
+def bfloat16_oracle() -> tuple[Record, OracleRun]:
+    """The plain loop over the plain module: float32 masters, bfloat16 forward and backward."""
+    settings = tiny.config({"training": BF16})
+    resolved = resolve(settings, 1, "cpu")
+    weights, forward = plain_model(resolved, 7, torch.device("cpu"))
+    record = Record(Path(_folder.name))
+    return record, judge(settings, forward, weights, tiny.rows_of(tiny.STEPS), record)
 
 
 @pytest.mark.parametrize(
@@ -198,17 +159,13 @@ def test_bfloat16_stays_within_four_times_the_reordering_noise(text: str) -> Non
     size, sections = layout(text)
     sections["training"] = {**sections.get("training", {}), **BF16}
     results = run_ranks(tiny.run_layout, size, sections)
-    records = [
-        {
-            **{key: results[0]["records"][step][key] for key in ("loss", "grad_norm")},
-            "grads": tiny.whole([result["records"][step]["grads"] for result in results]),
-        }
-        for step in range(tiny.STEPS)
-    ]
-    wanted, noise = bfloat16_reference()
-    found = apart((records, tiny.whole([result["last"] for result in results])), wanted)
-    assert 1e-4 < noise["grads"] < 0.05, "the floor itself is that of bfloat16"
-    assert all(found[kind] <= 4 * noise[kind] for kind in noise), (found, noise)
+    record, run = bfloat16_oracle()
+    noise = noise_floor(run)
+    found = verdict.differences(run, [measured(record, result) for result in results])
+    assert found.initial
+    assert 1e-4 < max(noise.gradients.values()) < 0.05, "the floor itself is that of bfloat16"
+    floor, apart = largest(noise), largest(found)
+    assert all(apart[kind] <= 4 * floor[kind] for kind in ("loss", "grad_norm", "grads", "weights")), (apart, floor)
 
 
 def dtypes(sections: dict[str, dict[str, Any]]) -> set[torch.dtype]:

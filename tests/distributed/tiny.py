@@ -8,15 +8,16 @@ place in the full tensors, which `whole` puts together. So nothing of DTensor's 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from titan.config import Config, resolve
-from titan.parallelisms.initialize import local_region
-from titan.runtime import World, device_type
+from titan.config import Config
+from titan.parallelisms.shards import local_region
+from titan.parity.faults import Fault
 
 VOCAB, SEQ, GLOBAL_ROWS, STEPS = 251, 32, 8, 3
 # With the usual 1e-8, AdamW turns rounding of near-zero gradients of 8 layers into differences of 4e-5, in one
@@ -74,12 +75,9 @@ def config(layout: dict[str, dict[str, Any]], folder: str = "/nonexistent") -> C
 
 
 def make_trainer(settings: Config, rows: Any = None) -> Any:
-    from titan.trainer import Trainer
+    from titan.parity import measure
 
-    dist = torch.distributed
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    world = World(rank, rank, size, torch.device(device_type()))
-    return Trainer(resolve(settings, size, world.device.type), world, rows=rows or UnevenRows())
+    return measure.make_trainer(settings, rows or UnevenRows())
 
 
 def local_pieces(trainer: Any, *, grads: bool) -> list[tuple[str, tuple[int, ...], tuple[slice, ...], np.ndarray]]:
@@ -103,39 +101,20 @@ def whole(pieces_of_ranks: list[list[Any]]) -> dict[str, torch.Tensor]:
     return {fqn: torch.from_numpy(values) for fqn, values in full.items()}
 
 
-def train_steps(trainer: Any, steps: int, fault: str | None = None) -> list[dict[str, Any]]:
+def train_steps(trainer: Any, steps: int, fault: Fault | None = None) -> list[dict[str, Any]]:
     """Takes steps as the training loop does; a record each: loss, grad_norm, lr, tokens and this rank's pieces of
     the gradients.
     """
-    from titan.optim import global_norm
+    from titan.parity.measure import take_step
 
     records = []
     for _ in range(steps):
-        data = next(trainer.loader)
-        if fault == "swapped row" and trainer.world.rank == trainer.world.world_size - 1:
-            data.inputs[0, 0] = data.inputs[0, 0].flip(0)
-        valid, _stop = trainer.open_step(data)
-        if fault == "wrong divide factor":
-            valid = valid * 2
-        share = trainer.forward_backward(data, valid)
-        if fault == "skipped reduction":
-            for named in trainer.model.parameters:
-                grad = (
-                    named.parameter.grad.to_local()
-                    if hasattr(named.parameter.grad, "to_local")
-                    else named.parameter.grad
-                )
-                grad.mul_(0.5 if trainer.world.rank == 0 else 1.0)
-        norm = global_norm(trainer.model.parameters, trainer.world.device)
-        if fault == "norm counted twice":
-            norm = norm * 2**0.5
-        pieces = local_pieces(trainer, grads=True)
-        rate = trainer.update(norm)
-        records.append({"loss": trainer.mean_loss(share), "grad_norm": norm.item(), "lr": rate, "grads": pieces})
+        loss, norm, rate, pieces = take_step(trainer, partial(local_pieces, grads=True), fault)
+        records.append({"loss": loss, "grad_norm": norm, "lr": rate, "grads": pieces})
     return records
 
 
-def run_layout(layout: dict[str, dict[str, Any]], fault: str | None = None) -> dict[str, Any]:
+def run_layout(layout: dict[str, dict[str, Any]], fault: Fault | None = None) -> dict[str, Any]:
     """What a rank does: build, take the steps, give back records, first and last weights."""
     trainer = make_trainer(config(layout))
     first = local_pieces(trainer, grads=False)
