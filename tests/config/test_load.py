@@ -86,8 +86,9 @@ BAD_LINES = [
     ("model", 'converters = ["quantize.linear.float8"]', 'use training.mixed_precision_param = "bfloat16"'),
     ("parallelism", "expert_parallel_degree = 2", "keep 1"),
     ("fault_tolerance", "enable = true", "MAX_RESTARTS"),
-    ("checkpoint", "create_seed_checkpoint = true", "initial weights are the same at every layout"),
-    ("comm", 'mode = "fake_backend"', "titan check"),
+    ("checkpoint", "initial_load_in_hf = true", "only checkpoints of this trainer"),
+    ("comm", 'mode = "local_tensor"', "TITAN_DEVICE=cpu"),
+    ("job", 'config_file = "other.toml"', "as the argument of the command"),
     # old names
     ("training", "batch_size = 8", "this key is now training.local_batch_size."),
     ("training", "compile = true", "this key is now compile.enable."),

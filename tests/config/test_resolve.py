@@ -333,6 +333,23 @@ def test_the_curve_of_budgets_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install matplotlib" in problem.text
 
 
+def test_a_dry_run_has_no_pipeline_and_a_seed_checkpoint_needs_a_folder_to_write() -> None:
+    (problem,) = refused(config({PP: 2}, comm={"mode": "fake_backend"}), 2)
+    assert (problem.key, "`titan plan`" in problem.text) == ("comm.mode", True)
+    assert resolve(config({TP: 2}, comm={"mode": "fake_backend"}), 2, "cpu").warnings == ()
+    for section in ({}, {"enable": True, "load_only": True}):
+        (problem,) = refused(config(checkpoint={"create_seed_checkpoint": True, **section}))
+        assert problem.key == "checkpoint.create_seed_checkpoint"
+
+
+def test_keys_whose_purpose_is_served_without_them_are_named() -> None:
+    run = config(training={"dataloader": {"num_workers": 2, "pin_memory": True, "prefetch_factor": 4}})
+    said = warnings(run)
+    assert "training.dataloader.num_workers (reading a row is a slice of a memory map" in said
+    assert "training.dataloader.pin_memory" in said
+    assert "prefetch_factor" not in said
+
+
 def test_wandb_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     run = config(metrics={"enable_wandb": True})
     assert resolve(run, 1, "cpu").warnings == ()

@@ -26,11 +26,21 @@ def config_parser(command: str, description: str, options: str = "") -> argparse
     return parser
 
 
+def config_first(argv: Sequence[str]) -> list[str]:
+    """The words with the value of `--job.config_file`, torchtitan's way to name the file, in front as CONFIG."""
+    words = list(argv)
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--job.config_file" and (equals or place + 1 < len(words)):
+            return [value if equals else words[place + 1], *words[:place], *words[place + (1 if equals else 2) :]]
+    return words
+
+
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command, with `.overrides`: a list of words for `titan.config.load`."""
     own: list[str] = []
     overrides: list[str] = []
-    words = list(argv)
+    words = config_first(argv)
     while words:
         word = words.pop(0)
         name, equals, _ = word.partition("=")

@@ -37,6 +37,12 @@ def _train(path: str, overrides: Sequence[str]) -> int:
         clear_status(folder)
         prepare(config.training, config.model)  # shows its progress, so before the streams are turned to the log
     log.own_streams(folder, rank)
+    if config.comm.mode == "fake_backend":
+        from titan.config import world_size_wanted
+        from titan.dry_run import dry_run
+        from titan.runtime.device import device_type
+
+        return dry_run(config, int(os.environ.get("NPROC") or world_size_wanted(config, device_type())))
     from titan import trainer
 
     code = trainer.train(config)

@@ -38,17 +38,25 @@ def import_module(key: str, name: str, origin: str | None = None) -> tuple[Modul
 
 def schema_of(values: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[type[Config], list[Problem]]:
     """The schema that a configuration asks for: ours, or the user's extension of it."""
-    for section, name in _KEYS:
-        table, key = values.get(section), f"{section}.{name}"
-        wanted = table.get(name) if isinstance(table, Mapping) else None
-        if not isinstance(wanted, str) or not wanted:  # a value of another type is refused with all others
-            continue
-        module, problems = import_module(key, wanted, origins.get(key))
-        if module is None:
-            return Config, problems
-        found = getattr(module, "Config", None)
-        if isinstance(found, type) and issubclass(found, Config):
-            return found, []
-        text = "the module has no class Config that extends titan.config.Config: class Config(titan.config.Config): ..."
-        return Config, [Problem(key, text, value_text(wanted), origins.get(key))]
-    return Config, []
+    named = [(f"{section}.{name}", wanted) for section, name in _KEYS if (wanted := _text(values, section, name))]
+    if len({wanted for _, wanted in named}) > 1:
+        (first, _), (second, wanted) = named
+        text = f"the older name of {first}, which says something else: delete this one."
+        return Config, [Problem(second, text, value_text(wanted), origins.get(second))]
+    if not named:
+        return Config, []
+    key, wanted = named[0]
+    module, problems = import_module(key, wanted, origins.get(key))
+    if module is None:
+        return Config, problems
+    found = getattr(module, "Config", None)
+    if isinstance(found, type) and issubclass(found, Config):
+        return found, []
+    text = "the module has no class Config that extends titan.config.Config: class Config(titan.config.Config): ..."
+    return Config, [Problem(key, text, value_text(wanted), origins.get(key))]
+
+
+def _text(values: Mapping[str, Any], section: str, name: str) -> str:
+    table = values.get(section)
+    found = table.get(name) if isinstance(table, Mapping) else None
+    return found if isinstance(found, str) else ""  # a value of another type is refused with all others

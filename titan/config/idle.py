@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from titan.config.schema import Config
-from titan.config.unsupported import INSTEAD
+from titan.config.unsupported import INSTEAD, NOT_NEEDED
 
 
 def warning(config: Config) -> str | None:
@@ -64,7 +64,8 @@ def _idle(config: Config) -> Iterator[tuple[str, list[str]]]:
     yield from _activation_checkpoint(config)
     if training.dataset == "python_stdlib":
         yield 'dataset = "python_stdlib"', _in("training", ["dataset_split", "dataset_config", "text_column"])
-    yield "rows come from a memory map", _leaves(training.dataloader, "training.dataloader.")
+    for key, reason in NOT_NEEDED.items():
+        yield reason, [key]
     if not config.metrics.enable_tensorboard:
         yield "enable_tensorboard = false", ["metrics.save_tb_folder"]
     if not config.debug.deterministic:

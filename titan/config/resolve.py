@@ -63,6 +63,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
     cuts = degrees or as_written(parallelism)  # what tp, cp and pp cut does not depend on the world
     problems += rules.sequence(training, parallelism, cuts)
     problems += rules_metrics.sinks(config.metrics) + rules_metrics.profiling(config.profiling)
+    problems += rules.seed_checkpoint(config.checkpoint) + rules.dry_run(config.comm, cuts)
     problems += memory_budget(config.activation_checkpoint, config.compile)
     problems += rules.rewind(training, config.checkpoint)
     spec, args, found = resolve_args(config.model)

@@ -12,6 +12,7 @@ from titan.config.problems import Problem
 from titan.config.schema_checkpoint import Checkpoint
 from titan.config.schema_model import LRScheduler
 from titan.config.schema_parallelism import Parallelism
+from titan.config.schema_run import Comm
 from titan.config.schema_training import Training
 from titan.models.registry import ModelSpec
 
@@ -85,6 +86,25 @@ def rewind(training: Training, checkpoint: Checkpoint) -> list[Problem]:
         return []
     text = 'goes back to a checkpoint of this run: set checkpoint.enable = true, or use "skip" or "fail".'
     return [Problem("training.non_finite", text, '"rewind"')]
+
+
+def seed_checkpoint(section: Checkpoint) -> list[Problem]:
+    """Its purpose is a file, so writing must be on."""
+    if not section.create_seed_checkpoint or (section.enable and not section.load_only):
+        return []
+    text = "needs checkpoint.enable = true and checkpoint.load_only = false: it saves the initial weights and ends."
+    return [Problem("checkpoint.create_seed_checkpoint", text, "true")]
+
+
+def dry_run(section: Comm, degrees: Degrees) -> list[Problem]:
+    """Stages of a pipeline tell each other the shapes of what they send (torch 2.13), which needs both ends."""
+    if section.mode != "fake_backend" or degrees.pp == 1:
+        return []
+    text = (
+        f"a dry run has no pipeline, and pipeline_parallel_degree is {degrees.pp}: stages exchange shapes with real "
+        "peers. Set it to 1, or use `titan plan`, which predicts memory and time of every stage."
+    )
+    return [Problem("comm.mode", text, '"fake_backend"')]
 
 
 def schedule_warnings(section: LRScheduler, training: Training) -> list[str]:

@@ -23,8 +23,8 @@ class Checkpoint(Section):
     load_step: Annotated[int, Field(ge=-1)] = -1
     """Step to load; -1: the newest complete one."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Write in the background while training goes on; async_with_pinned_mem copies through pinned memory
-    (accelerators)."""
+    """Write in the background while training goes on, one save at a time. async_with_pinned_mem keeps the buffers that
+    it copies to; on accelerators they are pinned."""
     last_save_model_only: bool = True
     """Write an export of the weights alone beside the final checkpoint, which stays complete (in torchtitan it replaces
     it)."""
@@ -48,7 +48,7 @@ class Checkpoint(Section):
     allow_other_data: bool = False
     """Resume although the data or the tokenizer are not those of the checkpoint. Our own key."""
     create_seed_checkpoint: bool = False
-    """Not supported, and not needed: initial weights are the same at every layout."""
+    """Save the initial weights as the checkpoint of step 0 and end. Never needed: they are the same at every layout."""
     initial_load_in_hf: bool = False
     """Not supported yet: Hugging Face weights as a start."""
     initial_load_in_hf_quantized: bool = False

@@ -18,7 +18,7 @@ class Job(Section):
     """The run and where its files go."""
 
     config_file: str | None = None
-    """The TOML file to read; given on the command line, not here."""
+    """The TOML file to read: on the command line only, `--job.config_file=F` for the argument F."""
     dump_folder: NonEmpty = "./outputs"
     """Folder of the run: config.toml, metrics.jsonl, tb/, checkpoint/, log/. Relative to the working directory."""
     time_limit: (
@@ -37,9 +37,9 @@ class Job(Section):
     print_config: bool = False
     """Print the resolved configuration at the start."""
     save_config_file: str | None = None
-    """Not supported: the resolved configuration is always written to config.toml in the run folder."""
+    """Also write the resolved configuration as JSON, to this file in the run folder; config.toml is always there."""
     custom_config_module: str = ""
-    """Not supported: `experimental.custom_import` registers models, `[model.args]` sets their arguments."""
+    """A module (`package.module`) whose class Config extends titan.config.Config: sections and keys of your own."""
 
 
 class Profiling(Section):
@@ -100,7 +100,8 @@ class Comm(Section):
     save_traces_file_prefix: str = "rank_"
     """What the names of those files begin with; the rank follows."""
     mode: Literal["default", "fake_backend", "local_tensor"] = "default"
-    """Only "default", real process groups, is supported."""
+    """default: real process groups. fake_backend: a dry run of rank 0 in one process, a few steps with collectives that
+    do nothing. local_tensor is not supported."""
 
 
 class Debug(Section):
@@ -125,7 +126,7 @@ class Experimental(Section):
     custom_import: str = ""
     """A module (`package.module`) imported at the start, to register models of your own."""
     custom_args_module: str = ""
-    """Not supported: replaced by `experimental.custom_import` and `[model.args]`."""
+    """Older name of `job.custom_config_module`."""
 
 
 class MemoryEstimation(Section):

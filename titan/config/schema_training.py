@@ -14,8 +14,7 @@ from titan.config.section import NonEmpty, NonNegativeInt, PositiveInt, Positive
 
 
 class Dataloader(Section):
-    """Accepted for the sake of older files; rows come from a memory-mapped cache, so that none of these has an
-    effect."""
+    """How rows are read ahead. They come from a memory-mapped cache, so that workers are not needed."""
 
     num_workers: NonNegativeInt = 0
     """No effect: reading a row is a slice of a memory map."""
@@ -24,7 +23,7 @@ class Dataloader(Section):
     pin_memory: bool = False
     """No effect: the loader pins its rows where the device gains from it."""
     prefetch_factor: PositiveInt | None = None
-    """No effect: the loader keeps the next steps ready by itself."""
+    """Steps that the loader keeps ready; unset, 2."""
 
 
 class Training(Section):

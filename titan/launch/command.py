@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from titan import config as configuration
+from titan.commands.arguments import config_first
 from titan.launch.settings import Settings
 from titan.runtime import log
 from titan.runtime.device import device_count, device_type
@@ -42,6 +43,7 @@ def main(argv: Sequence[str], *, worker: Sequence[str] = ("-m", "titan", "train"
         argv: CONFIG and overrides.
         worker: arguments of Python that start one worker, before those of `argv`; the tests' own workers.
     """
+    argv = config_first(argv)
     if argv and argv[0] in ("-h", "--help"):
         print(_USAGE, end="")
         return DONE
@@ -57,7 +59,8 @@ def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported: now
     kind = device_type()
     settings.check_device(kind)
-    processes = _processes(settings, config, kind)
+    dry = config.comm.mode == "fake_backend"
+    processes = _processes(settings, config, "cpu" if dry else kind)
     resolved = configuration.resolve(config, processes * settings.nodes, kind)
     folder = Path(config.job.dump_folder)
     log.start_launcher(folder, color=not config.metrics.disable_color_printing)
@@ -65,6 +68,10 @@ def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
 
     with _stop_at_once():
         prepare(resolved.config.training, resolved.config.model)
+        if dry:
+            from titan.dry_run import dry_run
+
+            return dry_run(config, processes * settings.nodes)
         from titan.launch.run import run_workers
     command = [sys.executable, *worker, path, *overrides]
     return run_workers(settings, command, processes=processes, folder=folder)
