@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -33,6 +34,7 @@ from titan.config.schema_checkpoint import Checkpoint
 from titan.parallelisms.parameters import NamedParameter
 
 log = logging.getLogger("titan")
+_NOTABLE_SECONDS = 1.0
 
 
 class CheckpointManager:
@@ -66,13 +68,10 @@ class CheckpointManager:
         self._agreement = Agreement(self._groups[0] if distributed else None)
         self._background = Agreement(self._groups[1] if distributed else None)
         self._thread = None if section.async_mode == "disabled" else ThreadPoolExecutor(1, "titan-checkpoint")
-        self._staging = Staging(pinned=section.async_mode == "async_with_pinned_mem")
+        self._staging = Staging(keep=section.async_mode == "async_with_pinned_mem")
         self._running: Future[None] | None = None
         self._saved: int | None = None
         self._exported: int | None = None
-        on_cpu = all(named.parameter.device.type == "cpu" for named in self._parameters)
-        if section.async_mode == "async_with_pinned_mem" and on_cpu:
-            log.info("checkpoint: async_with_pinned_mem is async on CPU: there is no device to copy from")
 
     def should_save(self, step: int, last: bool = False) -> bool:
         """Whether to call `save` after this step; the same on all ranks. The last step always is, unless it is on
@@ -89,6 +88,8 @@ class CheckpointManager:
     def save(self, step: int, state: Mapping[str, Any], *, last: bool = False) -> None:
         """Saves this step, once. A collective call; with async_mode it returns when the copy is made.
 
+        One save is in flight at a time: where the one before is not done yet, training waits for it here, and is told.
+
         Args:
             state: JSON values that `load` returns; the keys format, step, torch, written and weights_only are the
                 manager's.
@@ -98,7 +99,7 @@ class CheckpointManager:
             CheckpointError: this save, or an earlier one in the background, failed; on all ranks.
             TypeError, ValueError: the state is not JSON.
         """
-        self.wait()
+        self._wait_for_the_one_before(step)
         counted = [named for named in self._parameters if named.counted]
         weights = model_pieces(counted)
         todo: list[jobs.Job] = []
@@ -118,6 +119,30 @@ class CheckpointManager:
         self._saved = step
         if last:
             self._exported = step
+
+    def _wait_for_the_one_before(self, step: int) -> None:
+        started = time.monotonic()
+        before = self._saved
+        self.wait()
+        waited = time.monotonic() - started
+        if waited > _NOTABLE_SECONDS:
+            log.warning(
+                "checkpoint: step %d waited %.1f s for the save of step %s to end: writing takes longer than "
+                "checkpoint.interval = %d steps",
+                step,
+                waited,
+                before,
+                self._section.interval,
+            )
+
+    def settle(self, seconds: float = 20.0) -> None:
+        """For a run that fails: gives the save in flight some time to end, whatever becomes of it. Not collective, and
+        raises nothing: the failure is what the user has to see.
+        """
+        if self._running is None:
+            return
+        done, _ = futures.wait([self._running], timeout=seconds)
+        log.warning("checkpoint: the save of step %s %s", self._saved, _outcome(self._running) if done else "is lost")
 
     def poll(self) -> None:
         """Call once a step. Raises CheckpointError if the background save failed, on all ranks in the same step.
@@ -283,6 +308,11 @@ class CheckpointManager:
         )
         if casts:
             log.warning("checkpoint: %d weights were converted: %s, ...", len(casts), min(casts))
+
+
+def _outcome(save: Future[None]) -> str:
+    error = save.exception()
+    return "was completed" if error is None else f"failed: {error}"
 
 
 def _flat(lines: Sequence[Sequence[str]]) -> list[str]:
