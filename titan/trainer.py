@@ -191,6 +191,9 @@ class Trainer(TrainingStep):
             self._beat("the last save")
             self._save_at_end(stopped=ending is not None)
             self.checkpoints.close()
+        except Exception:
+            self.checkpoints.settle()
+            raise
         finally:
             self.metrics.close()
             self.loader.close()
