@@ -19,6 +19,7 @@ from torch import Tensor
 from titan.checkpoint import CheckpointManager
 from titan.checkpoint.storage import under
 from titan.config import Config, ConfigError, Problem, Resolved, dump, numerics_hash, resolve, write_record
+from titan.config.resumed import resumed
 from titan.data import Rows, open_rows
 from titan.data.loader import StepData, StepLoader
 from titan.faults import audit, diagnosis, stragglers
@@ -327,6 +328,7 @@ class Trainer(TrainingStep):
             "dataloader": {"rows": progress.rows},
             "fingerprints": self._fingerprints,
             "layout": str(self.resolved.degrees),
+            "global_rows": self.batch.global_rows,
             "config": dump(self.config),
             "numerics": numerics_hash(self.config),
         }
@@ -341,6 +343,9 @@ class Trainer(TrainingStep):
         if self.model.copies is not None:
             self.model.copies.refresh()
         if state is not None:
+            layout, rows = str(self.resolved.degrees), self.batch.global_rows
+            for line in resumed(state, self.config, global_rows=rows, layout=layout):
+                log.warning("%s", line)
             train_state, data = state.get("train_state", {}), state.get("dataloader", {})
             self._keep_order(train_state.get("seed", self.seed))
             self.policy.count = train_state.get("non_finite", 0)
