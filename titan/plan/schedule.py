@@ -58,6 +58,10 @@ class Timeline:
         """From the first start to the last stop."""
         return max(event.stop for event in self.events)
 
+    def end(self, rank: int) -> float:
+        """When the rank's last action stops."""
+        return max(event.stop for event in self.events if event.rank == rank)
+
     def busy(self, rank: int) -> float:
         """Seconds in which the rank computes."""
         return sum(event.stop - event.start for event in self.events if event.rank == rank)
