@@ -116,3 +116,17 @@ def set_gradient_sync(parts: Sequence[nn.Module], enabled: bool) -> None:
     for part in parts:
         if isinstance(part, FSDPModule):
             part.set_requires_gradient_sync(enabled)
+
+
+def sum_in_reduce_dtype(part: nn.Module) -> None:
+    """Moves gradients that a backward without hooks has left in the compute dtype to FSDP2's sums in the reduce dtype.
+
+    FSDP2's hook does so after each backward; where weight gradients are computed apart, several microbatches would be
+    added up in bfloat16 before it runs (torch 2.13). Private names of FSDP2, used here and nowhere else.
+    """
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    parameter.accumulate_unsharded_grad_if_needed()
+                    parameter.to_accumulated_grad_if_needed()

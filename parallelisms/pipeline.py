@@ -28,6 +28,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from titan.models.registry import Stages
+from titan.parallelisms.data_parallel import sum_in_reduce_dtype
 from titan.parallelisms.loss import TokenLoss
 from titan.parallelisms.parameters import NamedParameter
 from titan.parallelisms.shards import local_tensor
@@ -72,6 +73,14 @@ class StageShapes:
         return first if stage == 0 else hidden, last if stage == n_stages - 1 else hidden
 
 
+class _Stage(PipelineStage):
+    """A stage whose weight gradients are summed over microbatches in the reduce dtype under every schedule."""
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        sum_in_reduce_dtype(self.submod)
+
+
 def build_schedule(
     parts: Sequence[nn.Module],
     *,
@@ -90,9 +99,7 @@ def build_schedule(
     for part, number in zip(parts, stage_ids, strict=True):
         given, returned = shapes.of(number, n_stages)
         stages.append(
-            PipelineStage(
-                part, number, n_stages, device, input_args=given, output_args=returned, group=mesh.get_group()
-            )
+            _Stage(part, number, n_stages, device, input_args=given, output_args=returned, group=mesh.get_group())
         )
     options: dict[str, Any] = dict(n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
     built: _PipelineSchedule

@@ -152,6 +152,8 @@ def bfloat16_oracle() -> tuple[Record, OracleRun]:
         "tp=2",
         "pp=2,schedule=1F1B",
         "pp=2,schedule=ZBVZeroBubble",
+        "pp=2,dp_shard=2,schedule=ZBVZeroBubble",
+        "pp=2,dp_shard=2,schedule=ZBVZeroBubble,training.local_batch_size=2",
     ],
     ids=lambda text: text or "one process",
 )
