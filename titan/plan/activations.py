@@ -92,13 +92,13 @@ class Trace:
     Attributes:
         hidden: bytes of what a block returns.
         logits: bytes of the logits of this rank.
-        blocks: how many blocks were traced, to share out what is measured over all of them.
+        kinds: of the traced blocks, to share out what is measured over all of them.
     """
 
     segments: dict[str, Segment]
     hidden: int
     logits: int
-    blocks: int
+    kinds: tuple[str, ...]
 
 
 def setting_of(resolved: Resolved) -> Setting:
@@ -182,7 +182,7 @@ class _Run:
                 part.zero_grad()
             with live:
                 self._steps(part, loss, labels, positions)
-        return Trace(live.segments, self.hidden, self.logits, len(self.layers))
+        return Trace(live.segments, self.hidden, self.logits, tuple(map(setting.kind, self.layers)))
 
     def _steps(self, part: nn.Module, *arguments: Any) -> None:
         self.live.segments.clear()
