@@ -9,6 +9,7 @@ from titan.config.numerics import changed, numerics, numerics_hash
 from titan.config.problems import ConfigError, Problem
 from titan.config.resolve import Resolved, resolve
 from titan.config.schema import Config
+from titan.config.toml_text import value_text
 
 __all__ = [
     "Batch",
@@ -23,6 +24,7 @@ __all__ = [
     "numerics",
     "numerics_hash",
     "resolve",
+    "value_text",
     "world_size_wanted",
     "write_record",
 ]

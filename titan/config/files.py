@@ -46,7 +46,7 @@ def _copy(value: Any) -> Any:
 
 def read(path: Path, chain: tuple[Path, ...] = ()) -> Source:
     """The values of `path` over those of the files that it extends. `chain` holds the files that led here."""
-    text = _text(path)
+    text = read_text(path)
     try:
         own = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -91,7 +91,8 @@ def dotted_keys(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file as text. Raises ConfigError where it cannot be read, with the file that may be meant."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

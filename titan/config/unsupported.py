@@ -43,6 +43,9 @@ INSTEAD: dict[str, str] = {
 _ONLY = {"comm.mode": ("local_tensor",)}
 """Where some values of a key are supported, those that are not."""
 
+WORKS_ELSE = frozenset({"job.config_file", "comm.mode"})
+"""Of those above: what works on the command line, or at other values."""
+
 PARTS: dict[str, str] = {
     "quantize.": "model.converters",
     "memory_estimation.": "memory_estimation.enable",

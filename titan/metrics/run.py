@@ -29,6 +29,7 @@ def describe(resolved: Resolved, *, rows_per_epoch: int, world_size: int, device
     parameters = resolved.spec.parameter_count(resolved.model_args)
     return header(
         [
+            ("run", config.job.description),
             ("model", f"{config.model.name} {config.model.flavor}, {parameters:,} parameters"),
             ("mesh", f"{degrees} ({world_size} processes)" if world_size > 1 else "one process"),
             ("batch", rows + (f" in {batch.microbatches} microbatches" if degrees.pp > 1 else "")),
