@@ -24,6 +24,7 @@ from titan.parallelisms.context import allgather, ring
 from titan.parallelisms.context.operators import process_group
 from titan.plan.communication_counting import collective
 from titan.plan.facts import Operation
+from titan.plan.work import Kernels, Work
 
 Call = tuple[str, Operation, int]
 """(name of the process group, operation, bytes of the whole)."""
@@ -46,11 +47,13 @@ class Segment:
         added: what is alive at its end.
         peak: what is alive at its highest point; at least `{}`, its beginning.
         calls: the collectives in it.
+        work: FLOPs and bytes moved.
     """
 
     added: Counter[str] = field(default_factory=Counter)
     peak: Counter[str] = field(default_factory=Counter)
     calls: list[Call] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,6 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = names
         self._owner: dict[int, tuple[str, int]] = {}  # storage to its category and bytes
         self._segment = Segment()
+        self._kernels = Kernels()
 
     def open(self, name: str) -> None:
         """Ends the segment at hand and begins another. Of a forward piece the last run counts, which stands between
@@ -73,6 +77,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while name.startswith(("backward", "input")) and name in self.segments:
             name += " again"
         self._segment = self.segments[name] = Segment()
+        self._kernels.begin(self._segment.work, forward=name.startswith("forward"))
 
     def reassign(self, tensor: Tensor, category: str) -> None:
         """Counts a live tensor under another category from here on."""
@@ -122,6 +127,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._follow(leaf)
+        self._kernels.see(func, args, result)
         return result
 
     def _all_to_all(self, x: Tensor, group: str) -> Tensor:

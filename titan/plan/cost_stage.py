@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from titan.config import Resolved
 from titan.plan import activations, links
-from titan.plan.activations_live import Call
+from titan.plan.activations_live import Call, Segment
 from titan.plan.cost_terms import Constants, Extras, Terms
 from titan.plan.devices import Device
 from titan.plan.facts import Dimension, Operation
 from titan.plan.links import Group
 from titan.plan.parameters import Unit, itemsize, reshards, units
-from titan.plan.work import Work, work_of
+from titan.plan.work import Work
 
 LATENCY = {True: 20e-6, False: 40e-6}
 """Seconds that a collective takes at least, inside a node and across: a usual size, not fitted."""
@@ -52,7 +52,7 @@ class StageCosts:
         self.degrees, config = resolved.degrees, resolved.config
         self.groups: Mapping[Dimension, Group] = links.groups(self.degrees, device, per_node)
         self.setting = activations.setting_of(resolved)
-        self.work = work_of(self.setting)
+        self.segments = activations.trace(self.setting).segments
         self.dtype = config.training.mixed_precision_param
         self.piped = self.degrees.pp > 1
         self.reshard = reshards(config.parallelism, self.degrees.pp)
@@ -94,17 +94,22 @@ class StageCosts:
 
     def _compute(self, stage: Stage, piece: str) -> tuple[float, float]:
         """Adds a piece of the model; its seconds forward and backward."""
-        half = "backward+" if self.piped and f"backward+ {piece}" in self.work else "backward"
-        done = self.work[f"{half} {piece}"] + (self.work[f"{half} loss"] if piece == "last" else Work())
-        forward, backward = self._terms(self.work[f"forward {piece}"], piece), self._terms(done, piece)
-        total = sum(each.flops for each in done.products)
-        share = sum(each.flops for each in done.products if each.of_weight) / total if total else 0.0
+        half = "backward+" if self.piped else "backward"  # a pipeline adds gradients up, FSDP makes them anew
+        segments = [self.segments[f"{half} {piece}"]]
+        if piece == "last":
+            segments.append(self.segments[f"{half} loss"])
+        forward, backward = self._terms([self.segments[f"forward {piece}"]], piece), self._terms(segments, piece)
+        products = [each for segment in segments for each in segment.work.products]
+        total = sum(each.flops for each in products)
+        share = sum(each.flops for each in products if each.of_weight) / total if total else 0.0
         stage.forward.merge(forward)
         stage.backward.merge(backward)
         stage.weights.add("matrix products", backward.get("matrix products", 0.0) * share)
         return forward.total, backward.total
 
-    def _terms(self, work: Work, piece: str) -> Terms:
+    def _terms(self, segments: Sequence[Segment], piece: str) -> Terms:
+        work = sum((segment.work for segment in segments), Work())
+        calls = [call for segment in segments for call in segment.calls]
         constants, bandwidth = self.constants, self.device.bandwidth
         block = piece.startswith("block")
         float8 = self.extras.float8 and (block or (piece == "last" and self.extras.float8_head))
@@ -120,8 +125,8 @@ class StageCosts:
         terms.add("memory-bound operators", (work.fused if fused else work.eager) / bandwidth)
         if float8:
             terms.add("float8 casts", sum(each.operands for each in work.products) * CASTS / bandwidth)
-        terms.add("tensor parallel", self._tensor(work, terms))
-        terms.add("context parallel", self._context(work, terms))
+        terms.add("tensor parallel", self._tensor(calls, terms))
+        terms.add("context parallel", self._context(calls, terms))
         return terms
 
     def _attention(self, work: Work) -> float:
@@ -131,16 +136,16 @@ class StageCosts:
         uneven = cp > 1 and self.setting.balancer is None and method != "ulysses"
         return work.attention * (2 * cp - 1 if uneven else 1) / (self.device.flops[self.dtype] * self.device.attention)
 
-    def _tensor(self, work: Work, terms: Terms) -> float:
-        seconds, tp = self._calls(work.calls, "tp"), self.degrees.tp
+    def _tensor(self, calls: Sequence[Call], terms: Terms) -> float:
+        seconds, tp = self._calls(calls, "tp"), self.degrees.tp
         if not self.extras.async_tp or not seconds:
             return seconds
         # Cut into tp parts, each of which moves while another is multiplied: only the first one shows.
         hidden = min(seconds * (1 - 1 / tp), terms.get("matrix products", 0.0))
         return seconds - hidden
 
-    def _context(self, work: Work, terms: Terms) -> float:
-        seconds = self._calls(work.calls, "cp")
+    def _context(self, calls: Sequence[Call], terms: Terms) -> float:
+        seconds = self._calls(calls, "cp")
         ring = self.setting.method == "alltoall"  # it sends while it attends
         return max(0.0, seconds - terms.get("attention", 0.0)) if ring else seconds
 
