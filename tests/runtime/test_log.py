@@ -33,6 +33,13 @@ def test_rank_0_shows_our_messages_and_keeps_everything_in_its_file(tmp_path, ca
     assert all(text in kept for text in ("step 1", "slow", "noise", "deprecated"))
 
 
+def test_the_launcher_shows_what_preparing_the_data_says(tmp_path, capsys):
+    log.start_launcher(tmp_path)
+    logging.getLogger("titan.data").info("python_stdlib: 385 documents")
+    logging.getLogger("titan.data").warning("skipped 2")
+    assert capsys.readouterr() == ("python_stdlib: 385 documents\nwarning: skipped 2\n", "")
+
+
 def test_other_ranks_are_silent(tmp_path, capsys):
     log.start(tmp_path, 3)
     logging.getLogger("titan").warning("mine")
