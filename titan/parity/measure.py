@@ -70,7 +70,7 @@ def take_step(
     share = trainer.forward_backward(data, valid)
     if fault == "skip_reduction":
         faults.skip_reduction(trainer)
-    norm = global_norm(trainer.model.parameters, trainer.world.device)
+    norm = global_norm(trainer.model.parameters, trainer.world.device, loss=share)
     if fault == "double_norm":
         norm = faults.double_norm(norm)
     seen = look(trainer)
@@ -111,7 +111,9 @@ def run_oracle(config: Config, record: Record, steps: int) -> OracleRun:
     fetched = [rows.fetch(step * size, size) for step in range(steps)]
     batches = [(torch.from_numpy(inputs).to(device), torch.from_numpy(labels).to(device)) for inputs, labels in fetched]
     weights, forward = plain_model(resolved, config.debug.seed, device)
-    return judge(config, forward, weights, batches, record)
+    training = config.training
+    ends = training.steps if training.epochs is None else training.epochs * rows.rows_per_epoch // size
+    return judge(config, forward, weights, batches, record, total_steps=min(training.steps, ends))
 
 
 def judge(
@@ -120,9 +122,14 @@ def judge(
     weights: dict[str, Tensor],
     batches: Sequence[tuple[Tensor, Tensor]],
     record: Record,
+    *,
+    total_steps: int | None = None,
 ) -> OracleRun:
-    """As `run_oracle`, for any forward, weights (trained in place) and batches of (inputs, labels)."""
-    section, steps = config.optimizer, config.training.steps
+    """As `run_oracle`, for any forward, weights (trained in place) and batches of (inputs, labels).
+
+    `total_steps` is the length of the run that the schedule knows; `training.steps` where it is None.
+    """
+    section, steps = config.optimizer, total_steps or config.training.steps
     rates = [section.lr * factor(step, config.lr_scheduler, steps) for step in range(1, len(batches) + 1)]
     record.write(INITIAL, weights)
     scalars = []

@@ -114,25 +114,29 @@ class _Ranks:
             connection.send((store, collective_timeout, job))
         pending, results = dict(self._connections), {}
         deadline = time.monotonic() + timeout
-        peers: RankError | None = None  # an error that only says that another rank is gone
+        first: RankError | None = None  # held back a moment: peers end by themselves, or say what lost a connection
+        died = False
         while pending:
             ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise peers or TimeoutError(f"ranks {sorted(pending.values())} did not answer within {timeout} s")
+                raise first or TimeoutError(f"ranks {sorted(pending.values())} did not answer within {timeout} s")
             for connection in ready:
                 rank = pending.pop(connection)
                 try:
                     status, value, about_a_peer = cast(Connection, connection).recv()
-                except EOFError:
-                    raise RankError(rank, "the process ended without an answer (killed?)") from None
+                except (EOFError, ConnectionResetError):
+                    status, value, about_a_peer = "died", "the process ended without an answer (killed?)", False
                 if status == "ok":
                     results[rank] = value
-                elif not about_a_peer:
+                    continue
+                if status == "error" and not about_a_peer and not died:
                     raise RankError(rank, value)
-                elif peers is None:
-                    peers, deadline = RankError(rank, value), min(deadline, time.monotonic() + _PATIENCE)
-        if peers is not None:
-            raise peers
+                if first is None or (status == "died" and not died):
+                    first = RankError(rank, value)
+                died = died or status == "died"
+                deadline = min(deadline, time.monotonic() + _PATIENCE)
+        if first is not None:
+            raise first
         return [results[rank] for rank in sorted(results)]
 
     def close(self) -> None:
