@@ -54,6 +54,28 @@ def test_other_errors_end_with_type_and_message_after_the_traceback(error, capsy
     assert shown.endswith(f"titan: {type(error).__name__}: boom\n")
 
 
+def test_an_error_that_the_pipeline_wraps_comes_first_with_its_stage(capsys):
+    def fail():
+        try:
+            raise ValueError("boom")
+        except ValueError as error:
+            raise RuntimeError("\n            [Stage 1] failed to run forward:\n   args: ('Tensor(...)',)") from error
+
+    assert main_with_errors(fail) == 1
+    assert capsys.readouterr().err.endswith("titan: ValueError: boom ([Stage 1] failed to run forward)\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 4000ms for send operation to complete",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_a_timeout_is_about_a_peer(text):
+    assert is_about_a_peer(RuntimeError(text))
+
+
 def test_exit_code_of_a_run_that_went_well_is_its_own():
     assert main_with_errors(lambda: 0) == 0
     assert main_with_errors(lambda: 75) == 75

@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SubprocessContext
 
+from titan.launch import hang
 from titan.launch.failures import Failure, first
-from titan.runtime.errors import STOPPED
+from titan.runtime.errors import FAILED, STOPPED
 from titan.runtime.log import path as log_path
 
 PEER_SECONDS = 5.0
@@ -78,8 +80,17 @@ class Agent(LocalElasticAgent):
             return {}
         return {rank: one.proc for rank, one in context.subprocess_handlers.items() if one.proc.poll() is None}
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        # torch 2.13 keeps the workers' store over a restart, and with it the addresses of processes that are gone: gloo
+        # connects to them and is refused. Without these two a round of the rendezvous makes a new store.
+        handler: Any = worker_group.spec.rdzv_handler
+        if hasattr(handler, "_bootstrap_store_info"):
+            handler._bootstrap_store_info = handler._shared_tcp_store_server = None
+        super()._rendezvous(worker_group)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._ended, self._killed = {}, set()
+        hang.clear(self._folder, [worker.global_rank for worker in worker_group.workers])
         self._starting = True
         try:
             started: dict[int, Any] = super()._start_workers(worker_group)
@@ -130,6 +141,8 @@ class Agent(LocalElasticAgent):
             ended = self._ended.get(local, time.time())
             failures.append(Failure.of(rank, found, ended=ended, by_us=local in self._killed, log=where))
         self.failure = first(failures)
+        if self.failure.secondary or self.failure.exit_code == -signal.SIGABRT:  # NCCL's watchdog aborts
+            self.failure = self._hang(group, self.failure)
         if group.group_world_size is not None and group.group_world_size > 1:
             self.failure = self._first_of_nodes(group, self.failure)
         if self.failure.is_final:
@@ -137,6 +150,17 @@ class Agent(LocalElasticAgent):
         elif self._remaining_restarts:
             done = group.spec.max_restarts - self._remaining_restarts + 1
             self._tell(f"{self.failure.report()}\ntitan: restart {done} of {group.spec.max_restarts}")
+
+    def _hang(self, group: WorkerGroup, failure: Failure) -> Failure:
+        """`failure`, or that of the rank which the others waited for in vain."""
+        found = hang.find(self._folder, [worker.global_rank for worker in group.workers])
+        if found is None:
+            return failure
+        trace = "\n".join(["titan: no progress until the timeout:", *(f"  {line}" for line in found.lines)])
+        if found.absent is None:
+            return replace(failure, trace=trace)
+        log = str(log_path(self._folder, found.absent))
+        return Failure(found.absent, FAILED, hang.message(found), trace, failure.time, False, log)
 
     def _first_of_nodes(self, group: WorkerGroup, own: Failure) -> Failure:
         """The first error of the whole run. Waits a little for nodes that have not failed yet, one of which may

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
 from torch.numa.binding import AffinityMode, NumaOptions
 
+from titan.faults.time_budget import STARTED
 from titan.launch.agent import Agent
 from titan.launch.settings import Settings
 from titan.runtime.errors import DONE, FAILED, INTERRUPTED, STOPPED
@@ -72,7 +73,7 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
                 local_addr=settings.local_address,
                 numa_options=_numa(settings),
             )
-            agent = Agent(spec, _WorkerFiles(error_files, processes), folder=folder, tell=_tell)
+            agent = Agent(spec, _WorkerFiles(error_files, processes, began=settings.began), folder=folder, tell=_tell)
             try:
                 result = agent.run()
             finally:
@@ -167,10 +168,10 @@ def _handlers(act: Callable[[int], None]) -> Iterator[None]:
 class _WorkerFiles(DefaultLogsSpecs):
     """Error files in a temporary folder, output untouched (workers turn it to their logs), and our own variables."""
 
-    def __init__(self, folder: str, processes: int) -> None:
+    def __init__(self, folder: str, processes: int, *, began: float) -> None:
         super().__init__(log_dir=folder)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._variables = {LAUNCHER_PID: str(os.getpid())}
+        self._variables = {LAUNCHER_PID: str(os.getpid()), STARTED: repr(began)}
         if not os.environ.get("OMP_NUM_THREADS"):
             self._variables["OMP_NUM_THREADS"] = str(max(1, cores // processes))
 

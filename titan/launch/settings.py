@@ -7,9 +7,10 @@ configuration are; what is set but empty counts as not set, since job scripts wr
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from titan.config.problems import ConfigError, Problem, closest
 
@@ -29,6 +30,7 @@ class Settings:
         max_restarts: how often workers are started again after a failure (MAX_RESTARTS).
         numa_binding: bind workers to the CPUs near their accelerator (NUMA_BINDING), one of `NUMA_MODES`.
         local_address: how the other nodes reach this one (LOCAL_ADDR); None: its host name.
+        began: when the launch began, in seconds since the epoch: `job.time_limit` counts from here.
     """
 
     processes: int | None
@@ -39,6 +41,7 @@ class Settings:
     max_restarts: int
     numa_binding: str | None
     local_address: str | None
+    began: float = field(default_factory=time.time)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

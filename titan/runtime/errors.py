@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -36,7 +37,11 @@ _PEER = (
     "remote process exited",
     "failed to recv",
     "connection refused",
+    "timed out waiting",
+    "application timeout caused pair closure",
+    "collective operation timeout",
 )
+_STAGE = re.compile(r"\s*(\[Stage \d+\] failed to run \w+)")
 log = logging.getLogger("titan")
 
 
@@ -78,6 +83,9 @@ def summary(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = str(error)
+    if error.__cause__ is not None and (stage := _STAGE.match(text)):
+        # torch's pipeline wraps what a stage raises into a list of its arguments.
+        return f"{summary(error.__cause__)} ({stage[1]})"
     return text if is_for_the_user(error) else f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
