@@ -28,8 +28,9 @@ from titan.plan.memory_step import RankStep, programs_of
 _WORDS = (PARAMETERS, OPTIMIZER, GRADIENTS, UNSHARDED, UNSHARDED_GRADIENTS, BUFFERS, LOGITS, "inputs")
 
 
-def play(resolved: Resolved, *, device_type: str = "cuda") -> list[RankStep]:
-    """The step of each pipeline rank, from which `memory` and `communication` read.
+def play(resolved: Resolved, *, device_type: str = "cuda", ends_only: bool = False) -> list[RankStep]:
+    """The step of each pipeline rank, from which `memory` and `communication` read; of the first and the last alone
+    with `ends_only`: the one holds the most microbatches, the other the logits.
 
     Raises ValueError for what cannot run: a schedule that the stages cannot take, or checkpointing by operator where
     the backward is split.
@@ -42,7 +43,8 @@ def play(resolved: Resolved, *, device_type: str = "cuda") -> list[RankStep]:
             "by operator twice, and a schedule that splits the backward does "
             f"({resolved.config.parallelism.pipeline_parallel_schedule}); choose mode none or full, or Interleaved1F1B"
         )
-    return [RankStep(resolved, rank, program, device_type) for rank, program in enumerate(programs)]
+    ranks = sorted({0, len(programs) - 1}) if ends_only else range(len(programs))
+    return [RankStep(resolved, rank, programs[rank], device_type) for rank in ranks]
 
 
 def memory(resolved: Resolved, *, device_type: str = "cuda") -> list[Memory]:
