@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from tests.checkpoint.toy import flip
 from tests.distributed.checkpoint_toy import STEP, Layout, Run
 from tests.distributed.ranks import RankError, run_ranks
-from titan.checkpoint import CheckpointError, commit
+from titan.checkpoint import CheckpointError, CheckpointRefused, commit
 from titan.checkpoint.folders import complete_steps
 from titan.checkpoint.metadata import read_metadata
 from titan.config.layout import Degrees
@@ -199,6 +200,39 @@ def test_a_rank_that_cannot_write_is_named_on_all(tmp_path):
     assert len(set(messages)) == 1
     assert "rank 3: [Errno 28] No space left on device" in messages[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def load_with_a_damaged_newest(folder: Path) -> tuple[list[int], list[list[str]], str]:
+    steps, wrong = [], []
+    run = Run(LAYOUTS["fsdp 2"], folder, filled=False)
+    for _ in range(2):  # a second resume finds the same
+        one = run.manager_of(folder, verify_on_load=True)
+        steps.append((one.load() or {})["step"])
+        wrong.append(run.wrong())
+        one.close()
+    refused = run.manager_of(folder, verify_on_load=True, load_step=2)
+    with pytest.raises(CheckpointRefused) as error:
+        refused.load()
+    refused.close()
+    run.manager.close()
+    return steps, wrong, str(error.value)
+
+
+def test_a_flipped_bit_that_one_rank_finds_sends_all_to_the_older_checkpoint(tmp_path):
+    run_ranks(save_two, 2, tmp_path)
+    flip(tmp_path / "step-2" / "__1_0.distcp")
+    first, second = run_ranks(load_with_a_damaged_newest, 2, tmp_path)
+    assert first == second
+    assert first[:2] == ([1, 1], [[], []])
+    assert "load_step = 2" in first[2]
+    assert "__1_0.distcp differs from its checksum" in first[2]
+
+
+def save_two(folder: Path) -> None:
+    run = Run(LAYOUTS["fsdp 2"], folder, filled=True)
+    for step in (1, 2):
+        run.manager.save(step, {})
+    run.manager.close()
 
 
 def save_three(folder: Path, mode: str) -> None:
