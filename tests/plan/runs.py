@@ -89,3 +89,31 @@ def measured_peak(layout: dict[str, dict[str, Any]], model: dict[str, Any], step
     found = measure(build, take_step, steps)
     close(built[0])
     return found.steps
+
+
+def counted_step(layout: dict[str, dict[str, Any]], model: dict[str, Any], debug_mode: bool = False) -> dict[str, Any]:
+    """The collectives of a second step on this rank, with the ranks of each of its groups by dimension; and of a third
+    what torch's CommDebugMode counts, which bears one forward a step."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from tests.plan.counting import counted
+
+    trainer = make_trainer(config(layout, model))
+    take_step(trainer)
+    with counted() as counts:
+        take_step(trainer)
+    torch_counts = CommDebugMode()
+    if debug_mode:
+        with torch_counts:
+            take_step(trainer)
+    close(trainer)
+    mesh = trainer.mesh
+    groups = {"tp": mesh.tp, "pp": mesh.pp, "dp_replicate": mesh.fsdp["dp_replicate"], "fsdp": mesh.fsdp["fsdp"]}
+    if mesh.cp is not None:
+        groups["cp"] = mesh.cp
+    return {
+        "counts": dict(counts),
+        "groups": {name: ",".join(map(str, sorted(one.mesh.flatten().tolist()))) for name, one in groups.items()},
+        "pp_rank": mesh.pp_rank,
+        "torch": {str(operator): calls for operator, calls in torch_counts.get_comm_counts().items()},
+    }
