@@ -42,11 +42,11 @@ class ConfigError(ValueError):
 
 
 def placed(problem: Problem, origins: Mapping[str, str]) -> Problem:
-    """The problem with its place: where its key was set; for one about a whole section, the keys that it names."""
+    """The problem with its place: where its key was set; for a default or a whole section, the keys that it names."""
     if problem.origin is not None or not problem.key:
         return problem
-    if "." in problem.key:
-        return replace(problem, origin=origins.get(problem.key))
+    if "." in problem.key and problem.key in origins:
+        return replace(problem, origin=origins[problem.key])
     words = set(re.findall(r"\w+", problem.text))
     named = {origin: None for key, origin in origins.items() if key.rpartition(".")[2] in words}
     return replace(problem, origin=", ".join(named) or None)
