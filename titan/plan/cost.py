@@ -114,9 +114,13 @@ def predict(
     *,
     extras: Extras | None = None,
     constants: Constants = FITTED,
+    quick: bool = False,
 ) -> StepTime:
-    """The time of a step of this run on these devices, `per_node` of them in a node."""
-    costs = StageCosts(resolved, device, per_node, extras or Extras(), constants)
+    """The time of a step of this run on these devices, `per_node` of them in a node.
+
+    With `quick`, to within some percent, the work of a microbatch is that of one row times its rows.
+    """
+    costs = StageCosts(resolved, device, per_node, extras or Extras(), constants, quick=quick)
     degrees, batch = resolved.degrees, resolved.batch
     stages = [costs.stage(modules) for modules in stages_of(resolved).modules]
     programs = programs_of(resolved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from titan.config import Resolved
 from titan.plan import activations, links
@@ -45,14 +45,28 @@ class Stage:
 
 
 class StageCosts:
-    """Makes stages of one run on one kind of device, `per_node` of them in a node."""
+    """Makes stages of one run on one kind of device, `per_node` of them in a node.
 
-    def __init__(self, resolved: Resolved, device: Device, per_node: int, extras: Extras, constants: Constants) -> None:
+    With `quick`, what one row takes is scaled to a microbatch, so that layouts that differ in rows share a trace.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        device: Device,
+        per_node: int,
+        extras: Extras,
+        constants: Constants,
+        *,
+        quick: bool = False,
+    ) -> None:
         self.resolved, self.device, self.extras, self.constants = resolved, device, extras, constants
         self.degrees, config = resolved.degrees, resolved.config
         self.groups: Mapping[Dimension, Group] = links.groups(self.degrees, device, per_node)
         self.setting = activations.setting_of(resolved)
-        self.segments = activations.trace(self.setting).segments
+        traced = replace(self.setting, rows=1, piped=False) if quick else self.setting
+        self.rows = self.setting.rows / traced.rows
+        self.segments = activations.trace(traced).segments
         self.dtype = config.training.mixed_precision_param
         self.piped = self.degrees.pp > 1
         self.reshard = reshards(config.parallelism, self.degrees.pp)
@@ -127,7 +141,7 @@ class StageCosts:
             terms.add("float8 casts", sum(each.operands for each in work.products) * CASTS / bandwidth)
         terms.add("tensor parallel", self._tensor(calls, terms))
         terms.add("context parallel", self._context(calls, terms))
-        return terms
+        return Terms({name: seconds * self.rows for name, seconds in terms.items()})
 
     def _attention(self, work: Work) -> float:
         # Without balancing the work was counted on cp rank 0, which has the fewest pairs; the last one has 2 cp - 1
