@@ -20,16 +20,14 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from titan.checkpoint import commit, jobs
+from titan.checkpoint import jobs
 from titan.checkpoint.agreement import Agreement
-from titan.checkpoint.errors import CheckpointRefused
-from titan.checkpoint.folders import EXPORTS, manifest_of
-from titan.checkpoint.read import read_pieces
-from titan.checkpoint.source import Source, find, newest
+from titan.checkpoint.folders import EXPORTS
+from titan.checkpoint.loading import Loader
+from titan.checkpoint.source import Source
 from titan.checkpoint.staging import Staging
-from titan.checkpoint.state import MODEL, OPTIMIZER, model_pieces, optimizer_pieces
-from titan.checkpoint.storage import Folder, Where, at
-from titan.checkpoint.verify import blocks_of, damaged_blocks
+from titan.checkpoint.state import model_pieces, optimizer_pieces
+from titan.checkpoint.storage import Where, at
 from titan.config.schema_checkpoint import Checkpoint
 from titan.parallelisms.parameters import NamedParameter
 
@@ -70,8 +68,10 @@ class CheckpointManager:
         self._thread = None if section.async_mode == "disabled" else ThreadPoolExecutor(1, "titan-checkpoint")
         self._staging = Staging(keep=section.async_mode == "async_with_pinned_mem")
         self._running: Future[None] | None = None
+        self._loader = Loader(section, self._folder, self._parameters, optimizer, self._agreement)
         self._saved: int | None = None
         self._exported: int | None = None
+        self.weights_from: dict[str, Any] | None = None
 
     def should_save(self, step: int, last: bool = False) -> bool:
         """Whether to call `save` after this step; the same on all ranks. The last step always is, unless it is on
@@ -195,7 +195,7 @@ class CheckpointManager:
 
         Returns:
             The state as it was saved, with `step`, less the keys in checkpoint.exclude_from_loading; None for a
-            fresh start and where only weights were taken, which begins at step 0.
+            fresh start and where only weights were taken, which begins at step 0: `weights_from` has their state.
 
         Raises:
             CheckpointRefused: it is not of this model, optimizer or data, is damaged, or is not trusted.
@@ -203,18 +203,17 @@ class CheckpointManager:
         """
         if not self._section.enable:
             return None
-        source = self._find()
+        source = self._loader.find()
         if source is None:
             log.info("checkpoint: none in %s, a fresh start", self._folder)
             return None
         excluded = set(self._section.exclude_from_loading)
         if not source.weights_only and "dataloader" not in excluded:
-            self._check_fingerprints(source, fingerprints or {})
-        self._fill(source, with_optimizer=not source.weights_only and "optimizer" not in excluded)
-        if source.own:
-            self._saved = source.state["step"]
-            self._exported = source.state["step"] if source.exported else None
+            self._loader.check_fingerprints(source, fingerprints or {})
+        self._loader.fill(source, with_optimizer=not source.weights_only and "optimizer" not in excluded)
+        self._taken(source)
         if source.weights_only:
+            self.weights_from = source.state
             return None
         return {key: value for key, value in source.state.items() if key not in excluded}
 
@@ -228,92 +227,20 @@ class CheckpointManager:
             Its state; None where there is no such checkpoint, and nothing has changed.
         """
         self.wait()
-        source = self._agreement.first(
-            f"going back to a checkpoint in {self._folder}", lambda: newest(self._folder, before=before)
-        )
+        source = self._loader.newest(before=before)
         if source is None:
             return None
-        self._fill(source, with_optimizer=True)
-        self._saved = source.state["step"]
-        self._exported = source.state["step"] if source.exported else None
+        self._loader.fill(source, with_optimizer=True)
+        self._taken(source)
         return source.state
 
-    def _find(self) -> Source | None:
-        """The checkpoint to load, verified if that was asked for: on rank 0's word, the same on all."""
-        damaged: dict[str, str] = {}
-        while True:
-            source = self._agreement.first(f"looking for a checkpoint in {self._folder}", lambda: self._look(damaged))
-            if source is None or not self._section.verify_on_load:
-                return source
-            problem = self._verify(source.folder)
-            if problem is None:
-                return source
-            damaged[str(source.folder)] = problem
-
-    def _look(self, damaged: Mapping[str, str]) -> Source | None:
-        section = self._section
-        if not section.load_only:
-            commit.recover(self._folder)
-            commit.recover(self._folder / EXPORTS)
-        return find(
-            self._folder,
-            load_step=section.load_step,
-            initial=at(section.initial_load_path) if section.initial_load_path else None,
-            initial_weights_only=section.initial_load_model_only,
-            damaged=damaged,
-        )
-
-    def _verify(self, folder: Folder) -> str | None:
-        """What is damaged, or None. Each rank reads its share."""
-        started = time.monotonic()
-
-        def share() -> list[str]:
-            blocks = blocks_of(manifest_of(folder))
-            size, rank = self._agreement.size, self._agreement.rank
-            mine = blocks[rank * len(blocks) // size : (rank + 1) * len(blocks) // size]
-            return damaged_blocks(folder, mine, folder.parallel_reads)
-
-        lines: list[str] = self._agreement.together(f"verifying {folder}", share, _flat)
-        log.info("checkpoint: verified %s in %.1f s", folder, time.monotonic() - started)
-        return "; ".join(lines[:5]) or None
-
-    def _check_fingerprints(self, source: Source, fingerprints: Mapping[str, str]) -> None:
-        saved = source.state.get("fingerprints") or {}
-        other = [
-            f"{name}: {saved.get(name)} in the checkpoint, {mine} in this run"
-            for name, mine in fingerprints.items()
-            if saved.get(name) != mine
-        ]
-        if not other:
-            return
-        text = f"{source.folder} was trained on other data or with another tokenizer ({'; '.join(other)})"
-        if not self._section.allow_other_data:
-            raise CheckpointRefused(f"{text}: go back to them, or set checkpoint.allow_other_data = true")
-        log.warning("checkpoint: %s; loaded all the same, since checkpoint.allow_other_data is set", text)
-
-    def _fill(self, source: Source, *, with_optimizer: bool) -> None:
-        started = time.monotonic()
-        pieces = model_pieces(self._parameters)
-        if with_optimizer:
-            pieces += optimizer_pieces(self._parameters, self._optimizer)
-        parts = (MODEL, OPTIMIZER) if with_optimizer else (MODEL,)
-        casts = read_pieces(source.folder, pieces, self._agreement, parts=parts, cast=source.weights_only)
-        what = "weights, optimizer state and position" if with_optimizer else "weights"
-        log.info(
-            "checkpoint: loaded %s of step %s from %s in %.1f s",
-            what,
-            source.state["step"],
-            source.folder,
-            time.monotonic() - started,
-        )
-        if casts:
-            log.warning("checkpoint: %d weights were converted: %s, ...", len(casts), min(casts))
+    def _taken(self, source: Source) -> None:
+        """What is on disk of the step that was loaded is not to be saved again."""
+        if source.own:
+            self._saved = source.state["step"]
+            self._exported = source.state["step"] if source.exported else None
 
 
 def _outcome(save: Future[None]) -> str:
     error = save.exception()
     return "was completed" if error is None else f"failed: {error}"
-
-
-def _flat(lines: Sequence[Sequence[str]]) -> list[str]:
-    return [line for some in lines for line in some]
