@@ -2,7 +2,7 @@
 
 `Attend` holds no parameter. A model makes it a child of each attention layer and hands it rotated queries and keys;
 what runs behind it is SDPA on one device, or what a parallelism put into `impl`: context parallelism swaps all of them,
-and no model knows. On CPU, SDPA is the fused flash kernel and takes grouped K/V heads as they are.
+and no model knows. On CPU, `cpu_attention` cuts longer sequences; every CPU kernel takes grouped K/V heads as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from titan.models.layers.cpu_attention import cpu_attention
 
 AttendImpl = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, k, v) to out, in the shapes of `Attend.forward`."""
@@ -32,6 +34,8 @@ class Attend(nn.Module):
         returns out in the shape and dtype of q."""
         if self.impl is not None:
             return self.impl(q, k, v)
+        if q.device.type == "cpu":
+            return cpu_attention(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
     def extra_repr(self) -> str:

@@ -6,8 +6,9 @@ it.
 of the blocks then just add up to those of full attention (FlashAttention-2, arXiv:2307.08691, section 3.1; Ring
 Attention, arXiv:2310.01889). Measured on CPU: within 5e-7 of SDPA in fp32, forward and gradients.
 
-The kernels are torch's own: flash on CPU; on CUDA flash for fp16 and bf16, memory-efficient for fp32; plain torch
-wherever there is none of them (XPU, MPS, odd head sizes, float64 on CUDA).
+The kernels are torch's own: flash on CPU, in float32 also for bfloat16 (see `cpu_attention`); on CUDA flash for fp16
+and bf16, memory-efficient for fp32; plain torch wherever there is none of them (XPU, MPS, odd head sizes, float64 on
+CUDA).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, causal: bool, kernel: Kernel |
     _check(q, k, causal)
     match kernel or choose_kernel(q.device.type, q.dtype, q.shape[-1]):
         case "cpu_flash":
-            out, logsumexp = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+            flash = _aten._scaled_dot_product_flash_attention_for_cpu
+            out, logsumexp = flash(_wide(q), _wide(k), _wide(v), 0.0, causal)
+            out = out.to(q.dtype)
         case "cuda_flash":
             out, logsumexp, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)
         case "cuda_efficient":
@@ -90,7 +93,8 @@ def attend_block_backward(
     match kernel or choose_kernel(q.device.type, q.dtype, q.shape[-1]):
         case "cpu_flash":
             backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-            gradients: Gradients = backward(grad_out, q, k, v, out, logsumexp, 0.0, causal)
+            dq, dk, dv = backward(*map(_wide, (grad_out, q, k, v, out)), logsumexp, 0.0, causal)
+            gradients: Gradients = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
         case "cuda_flash":
             gradients = _cuda_flash_backward(grad_out, q, k, v, out, logsumexp, causal)
         case "cuda_efficient":
