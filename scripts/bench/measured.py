@@ -61,8 +61,8 @@ class PausedTrainer(Trainer):
     pause: Callable[[Clock], None]
     _since: Clock
 
-    def _after_step(self, *, last: bool) -> None:
-        super()._after_step(last=last)
+    def _after_step(self, *passed: Any, **named: Any) -> None:
+        super()._after_step(*passed, **named)
         if self.progress.step % self.block == 0:
             self.pause(Clock.now() - self._since)
             self._since = Clock.now()
