@@ -17,6 +17,7 @@ COMMANDS = {
     "launch": ("titan.launch", "start the processes of a run on this machine (what train.sh does)"),
     "train": ("titan.commands.train", "one process of a run: alone, or under torchrun"),
     "check": ("titan.commands.check", "say whether a configuration can run, and its degrees and batch"),
+    "plan": ("titan.commands.plan", "predict memory, traffic and time of a run on any devices; search layouts"),
     "config": ("titan.commands.config", "show, compare and migrate configurations; schema and reference page"),
     "checkpoint": ("titan.commands.checkpoint", "list, show or verify checkpoints"),
     "parity": ("titan.commands.parity", "compare layouts with one process, with real processes"),
