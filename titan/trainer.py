@@ -18,7 +18,7 @@ from torch import Tensor
 
 from titan.checkpoint import CheckpointManager
 from titan.checkpoint.storage import under
-from titan.config import Config, ConfigError, Problem, Resolved, dump, numerics_hash, resolve, write_record
+from titan.config import Config, ConfigError, Problem, Resolved, changed, dump, numerics_hash, resolve, write_record
 from titan.config.resumed import resumed
 from titan.data import Rows, open_rows
 from titan.data.loader import StepData, StepLoader
@@ -342,6 +342,8 @@ class Trainer(TrainingStep):
         state = self.checkpoints.load(self._fingerprints)
         if self.model.copies is not None:
             self.model.copies.refresh()
+        for line in self._changes_of_the_model(self.checkpoints.weights_from):
+            log.warning("initial weights: %s; the shapes are the same, but it is another model", line)
         if state is not None:
             layout, rows = str(self.resolved.degrees), self.batch.global_rows
             for line in resumed(state, self.config, global_rows=rows, layout=layout):
@@ -353,6 +355,11 @@ class Trainer(TrainingStep):
                 step=train_state.get("step", 0), rows=data.get("rows", 0), tokens=train_state.get("tokens", 0)
             )
         self._first_step = self.progress.step + 1
+
+    def _changes_of_the_model(self, weights_from: dict[str, Any] | None) -> list[str]:
+        """What names and shapes do not show: other heads of equal total width, another rope."""
+        text = (weights_from or {}).get("config")
+        return [line for line in changed(text, self.config) if line.startswith("model.")] if text else []
 
     def _keep_order(self, began_with: int) -> None:
         """The data position counts rows in the order of the seed that the run began with: that one stays in force."""

@@ -16,12 +16,13 @@ from titan.runtime import StopRequest
 from titan.runtime.errors import DONE, exit_code
 
 
-def run(folder: Path, steps: int, **checkpoint: object) -> int:
+def run(folder: Path, steps: int, shape: dict[str, int] | None = None, **checkpoint: object) -> int:
+    folder.mkdir(exist_ok=True)
     section = {"enable": True, "interval": 5, "last_save_model_only": False, **checkpoint}
     sections = {
         "checkpoint": section,
         "training": {"steps": steps},
-        "model": {"args": {"n_layers": 1}},
+        "model": {"args": {"n_layers": 1, **(shape or {})}},
         "metrics": {"log_freq": 100, "enable_tensorboard": False},
     }
     return tiny.make_trainer(tiny.config(sections, str(folder))).train(StopRequest())
@@ -87,3 +88,12 @@ def test_a_run_that_fails_keeps_the_save_in_flight(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="something else broke"):
         run(tmp_path, 4, interval=2, async_mode="async")
     assert complete_steps(tmp_path / "checkpoint") == [2]
+
+
+def test_weights_of_another_model_with_the_same_shapes_are_told(tmp_path, caplog):
+    run(tmp_path / "first", 1)
+    path = str(tmp_path / "first" / "checkpoint")
+    run(tmp_path / "same", 1, initial_load_path=path)
+    assert "initial weights" not in caplog.text
+    run(tmp_path / "other", 1, {"n_heads": 2, "n_kv_heads": 1}, initial_load_path=path)
+    assert "initial weights: model.args.n_heads 4 -> 2; the shapes are the same" in caplog.text
