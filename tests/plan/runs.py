@@ -4,6 +4,7 @@ and its collectives counted.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +77,31 @@ def close(trainer: Any) -> None:
     trainer.checkpoints.close()
 
 
-def measured_peak(layout: dict[str, dict[str, Any]], model: dict[str, Any], steps: int = 2) -> tuple[int, ...]:
-    """The peak of live bytes in each step, on this rank."""
+Case = tuple[dict[str, dict[str, Any]], dict[str, Any]]
+"""A layout's overrides, and the model's arguments."""
+
+
+def measured_peaks(cases: list[Case]) -> list[int]:
+    """The peak of live bytes on this rank in a second step of each case."""
     from titan.plan.measure import measure
 
-    built = []
+    found = []
+    for layout, model in cases:
+        built: list[Any] = []
 
-    def build() -> Any:
-        built.append(make_trainer(config(layout, model)))
-        return built[0]
+        def build(layout: Any = layout, model: Any = model, built: list[Any] = built) -> Any:
+            built.append(make_trainer(config(layout, model)))
+            return built[0]
 
-    found = measure(build, take_step, steps)
-    close(built[0])
-    return found.steps
+        found.append(measure(build, take_step, 2).steps[-1])
+        close(built.pop())
+        gc.collect()
+    return found
+
+
+def counted_steps(cases: list[Case], debug_mode: bool = False) -> list[dict[str, Any]]:
+    """`counted_step` of each case."""
+    return [counted_step(layout, model, debug_mode) for layout, model in cases]
 
 
 def counted_step(layout: dict[str, dict[str, Any]], model: dict[str, Any], debug_mode: bool = False) -> dict[str, Any]:
