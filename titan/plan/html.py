@@ -12,6 +12,7 @@ from titan.plan.build import Plan
 from titan.plan.html_pictures import memory_bars, mesh_picture, swatch, terms_bar, timeline_picture
 from titan.plan.html_style import STYLE
 from titan.plan.report_data import gib, grouped, merged, ranks, seconds, verdict
+from titan.plan.schedule import in_flight
 
 
 def page(plan: Plan) -> str:
@@ -95,23 +96,26 @@ def _schedule(plan: Plan) -> str:
 
 
 def _memory_table(plan: Plan) -> str:
+    peaks = []
+    for memory in plan.memory:
+        flying = in_flight(plan.time.programs[memory.rank])
+        held = " + ".join(str(count) for _stage, count in sorted(flying.items()))
+        stages = ", ".join(map(str, memory.stages))
+        peaks.append([str(memory.rank), stages, held, f"<b>{gib(memory.peak)}</b>", escape(memory.where)])
     names = sorted({name for memory in plan.memory for name in grouped(memory)}, key=list(swatch).index)
-    rows = [
-        [
-            str(memory.rank),
-            ", ".join(map(str, memory.stages)),
-            *(gib(grouped(memory).get(name, 0)) for name in names),
-            f"<b>{gib(memory.peak)}</b>",
-            escape(memory.where),
-        ]
-        for memory in plan.memory
-    ]
+    parts = [[str(memory.rank), *(gib(grouped(memory).get(name, 0)) for name in names)] for memory in plan.memory]
     inner = sorted(plan.heaviest.items.items(), key=lambda item: -item[1])
-    detail = _table(["at the peak", ">bytes"], [[escape(name), gib(size)] for name, size in inner])
-    columns = ["pp rank", "stages", *(f">{name}" for name in names), ">peak", "where"]
-    return _table(columns, rows) + (
-        f"<details><summary>Everything that pp rank {plan.heaviest.rank} holds at its peak</summary>{detail}</details>"
+    title = f"Everything that pp rank {plan.heaviest.rank} holds at its peak"
+    columns = ["pp rank", "stages", "microbatches in flight", ">peak", "where"]
+    return (
+        _table(columns, peaks)
+        + _details("By what it is for", _table(["pp rank", *(f">{name}" for name in names)], parts))
+        + _details(title, _table(["what", ">bytes"], [[escape(name), gib(size)] for name, size in inner]))
     )
+
+
+def _details(summary: str, inner: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{inner}</details>"
 
 
 def _terms_table(plan: Plan) -> str:

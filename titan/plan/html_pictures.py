@@ -13,6 +13,9 @@ WIDTH = 1120
 MOST_EVENTS = 8000
 """Actions that a timeline draws; beyond that the page says so, and `--trace` has them all."""
 
+MOST_NODES = 80
+_OF_GROUP = {"tp": "var(--c0)", "cp": "var(--c5)", "fsdp": "var(--c2)", "dp_replicate": "var(--c3)", "pp": "var(--c4)"}
+
 swatch = {name: f"var(--c{place})" for place, name in enumerate(GROUPS)}
 """Colour of each group of memory."""
 
@@ -69,7 +72,7 @@ def terms_bar(plan: Plan) -> str:
     parts, x, keys = [], 0.0, []
     for place, (name, value) in enumerate(terms):
         width = value / plan.time.seconds * WIDTH
-        colour = "var(--c8)" if name == "pipeline bubble" else f"var(--c{place % 8})"
+        colour = "var(--c8)" if name == "pipeline bubble" else f"var(--c{(*range(8), 9)[place % 9]})"
         parts.append(_rect(x, 0, width, 34, colour, f"{name}: {seconds(value)}, {value / plan.time.seconds:.1%}"))
         if width > 7.5 * len(name) + 12:
             parts.append(_text(x + 8, 21, name, "on"))
@@ -99,7 +102,7 @@ def timeline_picture(plan: Plan) -> str:
         what = f"{NAMES[action.kind]} of microbatch {action.microbatch}, stage {action.stage}"
         title = f"{what}: {seconds(event.start)} to {seconds(event.stop)}"
         parts.append(_rect(x, event.rank * row, width - 0.5, row - 4, colour, title, pale))
-        if width > 6.5 * len(str(action.microbatch)) + 5:
+        if width > 5.8 * len(str(action.microbatch)) + 4:
             parts.append(_text(x + width / 2, event.rank * row + 14, str(action.microbatch), "on", "middle"))
     height = timeline.ranks * row + 20
     for tick in range(6):
@@ -115,53 +118,33 @@ def timeline_picture(plan: Plan) -> str:
 
 
 def mesh_picture(plan: Plan) -> str:
-    """Ranks as squares: a row a tp group, a column a pipeline rank, a frame a node; groups of rank 0 are coloured."""
-    degrees, per_node = plan.resolved.degrees, plan.target.per_node
-    inner = degrees.tp
-    rows = degrees.world_size // degrees.pp // inner
-    shown_rows, shown_inner, shown_pp = min(rows, 16), min(inner, 16), min(degrees.pp, 8)
-    side = max(8.0, min(24.0, (WIDTH - 60) / shown_pp / (shown_inner + 1.2)))
-    block = side * shown_inner + side * 1.2
-    groups: dict[str, set[int]] = {name: set(group.ranks) for name, group in plan.groups.items() if name != "world"}
-    colours = {
-        "tp": "var(--c0)",
-        "cp": "var(--c5)",
-        "fsdp": "var(--c2)",
-        "dp_replicate": "var(--c3)",
-        "pp": "var(--c4)",
+    """Nodes as frames and their devices as squares, in the order of ranks; the groups of rank 0 are coloured."""
+    world = plan.resolved.degrees.world_size
+    per_node = min(plan.target.per_node, world)
+    nodes = -(-world // per_node)
+    shown = min(nodes, MOST_NODES)
+    columns = min(per_node, 8)
+    side = 26.0 if shown <= 4 else 18.0 if shown <= 16 else 12.0
+    lines = -(-min(per_node, 64) // columns)
+    width, height = columns * side + 22, lines * side + 34
+    across = max(1, int((WIDTH + 10) // (width + 10)))
+    groups: dict[str, set[int]] = {
+        name: set(group.ranks) for name, group in plan.groups.items() if name != "world" and group.size > 1
     }
     parts = []
-    for stage in range(shown_pp):
-        x0 = 60 + stage * block
-        if degrees.pp > 1:
-            parts.append(_text(x0, 12, f"pp {stage}", "soft"))
-        for line in range(shown_rows):
-            for place in range(shown_inner):
-                rank = stage * rows * inner + line * inner + place
-                mine = [name for name in colours if rank in groups.get(name, ())]
-                fill = "var(--ink)" if rank == 0 else colours[mine[0]] if mine else "var(--idle)"
-                title = f"rank {rank}, node {rank // per_node}" + (
-                    f": in rank 0's {', '.join(mine)} group" if mine else ""
-                )
-                x, y = x0 + place * side, 20 + line * side
-                edge = f' stroke="var(--panel)" stroke-width="1.5" rx="{side / 6:.1f}"'
-                parts.append(_rect(x, y, side - 1, side - 1, fill, title, edge))
-    for line in range(shown_rows):
-        node = line * inner // per_node
-        if line * inner % per_node == 0 or per_node < inner:
-            parts.append(_text(0, 20 + line * side + side * 0.7, f"node {node}", "soft"))
-            parts.append(
-                f'<line x1="56" x2="{60 + shown_pp * block - side * 1.2:.0f}" y1="{19 + line * side:.1f}" '
-                f'y2="{19 + line * side:.1f}" stroke="var(--line)"/>'
-            )
-    height = 26 + shown_rows * side
-    left_out = []
-    if rows > shown_rows:
-        left_out.append(f"{rows - shown_rows} more rows")
-    if inner > shown_inner:
-        left_out.append(f"{inner - shown_inner} more ranks a row")
-    if degrees.pp > shown_pp:
-        left_out.append(f"{degrees.pp - shown_pp} more pipeline ranks")
-    said = f"<p class='facts'>Not drawn: {', '.join(left_out)}.</p>" if left_out else ""
-    keys = [("rank 0", "var(--ink)"), *((f"its {name} group", colours[name]) for name in colours if name in groups)]
-    return _svg(height, parts, "mesh") + _keys(keys) + said
+    for node in range(shown):
+        x0, y0 = node % across * (width + 10), node // across * (height + 10)
+        edge = ' stroke="var(--line)" rx="7"'
+        parts.append(_rect(x0 + 1, y0 + 1, width - 2, height - 2, "none", extra=edge))
+        parts.append(_text(x0 + 11, y0 + 18, f"node {node}", "soft"))
+        for place, rank in enumerate(range(node * per_node, min(world, node * per_node + min(per_node, 64)))):
+            mine = [name for name in _OF_GROUP if rank in groups.get(name, ())]
+            fill = "var(--ink)" if rank == 0 else _OF_GROUP[mine[0]] if mine else "var(--idle)"
+            talks = f": in rank 0's {' and '.join(mine)} group" if mine and rank else ""
+            x, y = x0 + 11 + place % columns * side, y0 + 25 + place // columns * side
+            parts.append(_rect(x, y, side - 2, side - 2, fill, f"rank {rank}{talks}", f' rx="{side / 6:.1f}"'))
+    left_out = nodes - shown
+    said = f"<p class='facts'>Not drawn: {left_out} more nodes, laid out alike.</p>" if left_out else ""
+    keys = [("rank 0", "var(--ink)"), *((f"its {name} group", _OF_GROUP[name]) for name in _OF_GROUP if name in groups)]
+    total = -(-shown // across) * (height + 10)
+    return _svg(total, parts, "mesh") + _keys([*keys, ("others", "var(--idle)")]) + said

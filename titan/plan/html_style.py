@@ -3,12 +3,12 @@
 STYLE = """
 :root { --ground:#fcfcfb; --panel:#ffffff; --ink:#1d2227; --soft:#5d6770; --line:#dfe3e6; --good:#1a7f4b; --bad:#c0342b;
  --c0:#2f6fb2; --c1:#7aa6d6; --c2:#2a9d8f; --c3:#e9b44c; --c4:#d98032; --c5:#8d63b8; --c6:#c75b8e; --c7:#7d8a94;
- --c8:#b3bcc4; --f:#2f6fb2; --b:#2a9d8f; --i:#2a9d8f; --w:#e9b44c; --idle:#eef1f3; }
+ --c8:#b3bcc4; --c9:#4f5f4a; --f:#2f6fb2; --b:#2a9d8f; --i:#2a9d8f; --w:#e9b44c; --idle:#eef1f3; }
 @media (prefers-color-scheme: dark) {
  :root { --ground:#14181c; --panel:#1b2025; --ink:#e6eaed; --soft:#9aa5ae; --line:#323a41;
  --good:#4cc38a; --bad:#f2756b;
  --c0:#5b9bdc; --c1:#39648f; --c2:#3dbdac; --c3:#e3b55a; --c4:#e08f4a; --c5:#a985d0; --c6:#d97ba8; --c7:#8b98a3;
- --c8:#56616a; --f:#5b9bdc; --b:#3dbdac; --i:#3dbdac; --w:#e3b55a; --idle:#232a30; } }
+ --c8:#56616a; --c9:#a3b899; --f:#5b9bdc; --b:#3dbdac; --i:#3dbdac; --w:#e3b55a; --idle:#232a30; } }
 * { box-sizing:border-box; }
 body { margin:0; background:var(--ground); color:var(--ink);
  font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif; }
@@ -29,7 +29,7 @@ code { font:13px ui-monospace,Menlo,Consolas,monospace; }
 .wide { overflow-x:auto; margin-top:14px; }
 table { border-collapse:collapse; font-size:13px; min-width:50%; }
 th { text-align:left; color:var(--soft); font-weight:500; }
-th, td { padding:4px 18px 4px 0; border-bottom:1px solid var(--line); vertical-align:top; }
+th, td { padding:4px 22px 4px 0; border-bottom:1px solid var(--line); vertical-align:top; white-space:nowrap; }
 .number { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
 .keys { display:flex; flex-wrap:wrap; gap:4px 16px; font-size:13px; color:var(--soft); margin-top:10px; }
 .keys i { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:6px; vertical-align:-1px; }
