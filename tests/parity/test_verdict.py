@@ -11,7 +11,7 @@ from titan.parity.verdict import Compared, Differences, Measured, OracleRun, dif
 
 pytestmark = pytest.mark.quick
 
-SHAPE = (4, 2)
+SHAPE, EPSILON = (4, 2), 2**-23
 
 
 def half(which: int, difference: float = 0.0, identical: bool = True) -> Compared:
@@ -23,11 +23,11 @@ def measured(shards: list[Compared], loss: float = 2.0, norm: float = 1.0) -> Me
 
 
 def beyond(found: Differences, noise: Differences) -> set[str]:
-    return {one.kind for one in judge(found, noise) if not one.within}
+    return {one.kind for one in judge(found, noise, EPSILON) if not one.within}
 
 
 BOTH = [half(0), half(1)]
-RUN = OracleRun([(2.0, 1.0)], measured(BOTH))
+RUN = OracleRun([(2.0, 1.0)], measured(BOTH), EPSILON)
 
 
 def test_shards_of_two_ranks_join_to_one_relative_difference() -> None:
@@ -59,10 +59,27 @@ def test_what_is_not_finite_is_beyond_every_limit(value: float) -> None:
     assert beyond(differences(RUN, [measured([half(0, math.inf), half(1)])]), noise) == {"gradients", "weights"}
 
 
-def test_each_parameter_has_a_limit_of_four_times_its_own_noise_but_never_under_1e_5() -> None:
-    noise = Differences(True, 1e-9, 1e-6, {"a": 2.0, "b": 1e-6}, {"a": 1e-4, "b": 1e-4})
-    assert not beyond(noise, noise)
-    found = replace(noise, gradients={"a": 3.0, "b": 1.1e-5})
-    (gradients,) = [one for one in judge(found, noise) if one.kind == "gradients"]
+NOISE = Differences(True, 1e-9, 1e-6, {"a": 2.0, "b": 1e-6}, {"a": 1e-4, "b": 1e-6}, 1e-6, {"a": 0.02, "b": 1.0})
+
+
+def test_each_gradient_has_a_limit_of_four_times_its_own_noise_but_never_under_1e_5() -> None:
+    assert not beyond(NOISE, NOISE)
+    found = replace(NOISE, gradients={"a": 3.0, "b": 1.1e-5})
+    (gradients,) = [one for one in judge(found, NOISE, EPSILON) if one.kind == "gradients"]
     assert (gradients.fqn, gradients.value, gradients.limit) == ("b", 1.1e-5, 1e-5), "not hidden by the noise of a"
-    assert beyond(replace(noise, weights={"a": 1e-4, "b": 5e-4}), noise) == {"weights"}
+    assert beyond(replace(NOISE, gradients={"a": 9.0, "b": 0.0}), NOISE) == {"gradients"}
+
+
+def test_a_weight_may_move_as_far_as_the_one_that_noise_moved_furthest() -> None:
+    noise = replace(NOISE, weights={"a": 1e-3, "b": 1e-6})  # an element of a moved by 2e-5
+    assert not beyond(replace(noise, weights={"a": 3.9e-3, "b": 7.9e-5}), noise)
+    assert beyond(replace(noise, weights={"a": 4.1e-3, "b": 0.0}), noise) == {"weights"}
+    assert beyond(replace(noise, weights={"a": 0.0, "b": 8.1e-5}), noise) == {"weights"}
+
+
+def test_the_norm_is_bounded_by_the_whole_gradient_and_the_loss_by_the_type() -> None:
+    noise = replace(NOISE, whole_gradient=1e-3)
+    assert not beyond(replace(noise, grad_norm=3.9e-3), noise)
+    assert beyond(replace(noise, grad_norm=4.1e-3), noise) == {"grad_norm"}
+    assert beyond(replace(noise, loss=1.1e-5), noise) == {"loss"}
+    assert [one.limit for one in judge(noise, noise, 2**-7) if one.kind == "loss"] == [2**-13]

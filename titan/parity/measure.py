@@ -147,7 +147,7 @@ def judge(
         compared.append(record.compare(gradients(number), _whole(step.grads)))
     tokens = sum(inputs.numel() for inputs, _labels in batches)
     noise = Measured(noisy, initial, compared, record.compare(LAST, _whole(again)), tokens)
-    return OracleRun(scalars, noise)
+    return OracleRun(scalars, noise, torch.finfo(_hyper(config).compute).eps)
 
 
 def _whole(tensors: dict[str, Tensor]) -> Iterator[Shard]:

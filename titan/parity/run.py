@@ -167,7 +167,7 @@ def _row(
         found = differences(oracle, ranks)
     except (RankError, TimeoutError, ValueError) as error:
         return Row(text, size, False, (), str(error).strip(), False, time.monotonic() - begun)
-    findings = judge(found, noise_floor(oracle))
+    findings = judge(found, noise_floor(oracle), oracle.epsilon)
     return Row(text, size, found.initial, findings, "", False, time.monotonic() - begun)
 
 

@@ -2,9 +2,11 @@
 
 A tensor's difference is ||a - b|| / ||b|| over the whole of it, from two sums a shard; element-wise ratios are noise,
 since reordering rows alone moves single elements by 1e-2. The limit is 1e-5, or four times the noise floor (the oracle
-against itself with its rows in another order) of the same parameter where that is more: in bfloat16, and for weights,
-which AdamW with an eps of 1e-8 moves by a whole learning rate wherever a gradient is rounding alone. The floor comes
-from runs that are right, so a wider limit hides no fault.
+against itself with its rows in another order) where that is more, as in bfloat16. The floor is taken where one run
+tells it reliably: of a gradient, for each parameter; of the norm, by the difference of the whole gradient, which bounds
+it; of weights, by how far an element of any parameter moved, since AdamW moves each by about the learning rate
+whatever its gradient, and rounding turns the sign of those near zero. The floor comes from runs that are right, so a
+wider limit hides no fault.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 TOLERANCE, TIMES_NOISE = 1e-5, 4.0
+LOSS_EPSILONS = 1 / 64
+"""A loss may be off by this part of the epsilon of the compute type: 1.2e-4 in bfloat16, under 1e-5 in float32."""
 KINDS = ("loss", "grad_norm", "gradients", "weights")
 Box = tuple[tuple[int, int], ...]
 
@@ -56,10 +60,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class OracleRun:
-    """(loss, grad norm) of each step of the oracle, and its second run, in another order, beside the first."""
+    """(loss, grad norm) of each step of the oracle; its second run, in another order, beside the first; the epsilon of
+    the type of forward and backward."""
 
     scalars: list[tuple[float, float]]
     noise: Measured
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class Differences:
         initial: whether the initial weights have the oracle's bits.
         loss, grad_norm: relative.
         gradients, weights: relative, by parameter.
+        whole_gradient: relative, of the gradient of all parameters as one.
+        element: root mean square of the elements of each parameter's last weights.
     """
 
     initial: bool
@@ -77,6 +85,8 @@ class Differences:
     grad_norm: float
     gradients: dict[str, float]
     weights: dict[str, float]
+    whole_gradient: float
+    element: dict[str, float]
 
     def by_name(self, kind: str) -> dict[str, float]:
         """The differences of a kind by parameter; under "" where there is one."""
@@ -103,14 +113,23 @@ class Finding:
         return self.value <= self.limit
 
 
-def judge(found: Differences, noise: Differences) -> tuple[Finding, ...]:
+def judge(found: Differences, noise: Differences, epsilon: float) -> tuple[Finding, ...]:
     """One finding a kind. Each parameter has a limit of its own: where a gradient is rounding alone, its noise is as
     large as itself, and must not widen the limits of the others."""
-    return tuple(_nearest(kind, found, noise) for kind in KINDS)
+    moved = max(noise.weights[fqn] * noise.element[fqn] for fqn in noise.weights)
+    floors = {
+        "loss": {"": max(noise.loss, epsilon * LOSS_EPSILONS / TIMES_NOISE)},
+        "grad_norm": {"": max(noise.grad_norm, noise.whole_gradient)},
+        "gradients": noise.gradients,
+        "weights": {
+            fqn: max(own, moved / noise.element[fqn] if noise.element[fqn] else 0.0)
+            for fqn, own in noise.weights.items()
+        },
+    }
+    return tuple(_nearest(kind, found, floors[kind]) for kind in KINDS)
 
 
-def _nearest(kind: str, found: Differences, noise: Differences) -> Finding:
-    floor = noise.by_name(kind)
+def _nearest(kind: str, found: Differences, floor: Mapping[str, float]) -> Finding:
     findings = [
         Finding(kind, value, max(TOLERANCE, TIMES_NOISE * floor[fqn]), fqn)
         for fqn, value in found.by_name(kind).items()
@@ -128,16 +147,24 @@ def differences(run: OracleRun, ranks: Sequence[Measured]) -> Differences:
     """Joins the ranks of a layout. Raises ValueError where an element of some tensor is on no rank."""
     shapes = {one.fqn: one.shape for one in run.noise.initial}
     initial = _joined([rank.initial for rank in ranks], shapes, "the initial weights")
-    loss = norm = 0.0
+    loss = norm = whole = 0.0
     gradients = dict.fromkeys(shapes, 0.0)
     for step, (wanted_loss, wanted_norm) in enumerate(run.scalars):
         loss = max(loss, *(_relative(rank.scalars[step][0], wanted_loss) for rank in ranks))
         norm = max(norm, *(_relative(rank.scalars[step][1], wanted_norm) for rank in ranks))
         shards = _joined([rank.gradients[step] for rank in ranks], shapes, f"the gradients of step {step + 1}")
         gradients = {fqn: max(gradients[fqn], _ratio(shards[fqn])) for fqn in shapes}
+        whole = max(whole, _ratio([one for some in shards.values() for one in some]))
     last = _joined([rank.last for rank in ranks], shapes, "the last weights")
-    same = all(one.identical for shards in initial.values() for one in shards)
-    return Differences(same, loss, norm, gradients, {fqn: _ratio(last[fqn]) for fqn in shapes})
+    return Differences(
+        initial=all(one.identical for shards in initial.values() for one in shards),
+        loss=loss,
+        grad_norm=norm,
+        gradients=gradients,
+        weights={fqn: _ratio(last[fqn]) for fqn in shapes},
+        whole_gradient=whole,
+        element={fqn: math.sqrt(sum(one.reference for one in last[fqn]) / math.prod(shapes[fqn])) for fqn in shapes},
+    )
 
 
 def noise_floor(run: OracleRun) -> Differences:
