@@ -62,4 +62,5 @@ def test_cut_attention_takes_any_memory_order() -> None:
 @pytest.mark.quick
 def test_the_operator_keeps_what_compilers_are_told_of_it() -> None:
     q, k, v, _ = draw(512, 2, 1, 8, torch.float32)
-    torch.library.opcheck(torch.ops.titan.cpu_attention.default, (q, k, v))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.titan.cpu_attention.default, (q, k, v), test_utils=checks)
