@@ -63,20 +63,18 @@ class Trainer(TrainingStep):
     """
 
     def __init__(
-        self,
-        resolved: Resolved,
-        world: World,
-        *,
-        rows: Rows | None = None,
-        watchdog: Watchdog | None = None,
+        self, resolved: Resolved, world: World, *, rows: Rows | None = None, watchdog: Watchdog | None = None
     ) -> None:
         config = self.config = resolved.config
-        self.resolved, self.world, self.batch = resolved, world, resolved.batch
+        self.resolved, self.world, self.batch, self._watchdog = resolved, world, resolved.batch, watchdog
         self.folder = Path(config.job.dump_folder)
         self.seed = agree_on_seed(config.debug.seed, world)
         self._own_rows = rows is None
         self.rows = rows if rows is not None else open_rows(config.training, config.model, self.seed)
         self.mesh = meshes.build(resolved.degrees, world.device.type) if world.world_size > 1 else None
+        if self.mesh is not None:  # its groups begin with torch's 30 minutes
+            set_timeout(config.comm.init_timeout_seconds, self.mesh.groups)
+        self._beat("building the model")
         self.model = parallelize.build(
             resolved.spec,
             resolved.model_args,
@@ -101,12 +99,12 @@ class Trainer(TrainingStep):
         self.times = stragglers.BlockTimes(
             stragglers.blocks_of(self.model.parts, resolved.spec.stages.blocks), world.device
         )
-        self._watchdog = watchdog
         self._rewound_to: int | None = None
         checkpoint_folder = under(self.folder, config.checkpoint.folder)
         self.checkpoints = CheckpointManager(
             config.checkpoint, checkpoint_folder, self.model.parameters, self.optimizer
         )
+        self._beat("loading the checkpoint")
         self._resume()
         self.loader = self._open_loader()
 
@@ -146,7 +144,8 @@ class Trainer(TrainingStep):
         name = device_name(world.device)
         throughput = run_throughput(self.resolved, world_size=world.world_size, device_name=name)
         memory = PeakMemory(world.device)
-        slow = stragglers.Stragglers(config.metrics.straggler_ratio, self._stages())
+        stages = [meshes.coordinates(rank, self.resolved.degrees)["pp"] for rank in range(world.world_size)]
+        slow = stragglers.Stragglers(config.metrics.straggler_ratio, stages)
         ending: str | None = None
         automatic_gc = gc.isenabled()
         gc.disable()
@@ -214,11 +213,6 @@ class Trainer(TrainingStep):
             resumed_step=self.progress.step,
             record=self.config.model_dump(),
         )
-
-    def _stages(self) -> list[int]:
-        """Pipeline rank of each rank."""
-        ranks = range(self.world.world_size)
-        return [meshes.coordinates(rank, self.resolved.degrees)["pp"] for rank in ranks]
 
     def _after_step(self, norm: Tensor, rate: float, *, last: bool) -> None:
         step, config = self.progress.step, self.config
