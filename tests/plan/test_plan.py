@@ -26,7 +26,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def lines() -> list[Any]:
-    """(file, GPUs, overrides) of each line "N GPUs: ..." of the shipped configurations; by default of each the first."""
+    """(file, GPUs, overrides) of each "N GPUs: ..." of the shipped configurations; by default the first of each."""
     found = [pytest.param("debug", 1, [], id="debug 1")]
     for path in sorted(CONFIGS.glob("*.toml")):
         said = re.findall(r"^# +(\d+) GPUs: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
