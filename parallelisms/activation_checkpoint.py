@@ -88,6 +88,8 @@ def set_memory_budget(budget: float | None, pareto_folder: Path | None) -> None:
     """
     settings = torch._functorch.config
     settings.activation_memory_budget = 1.0 if budget is None else budget
+    # The one such object in a block's graph is the DeviceMesh under tensor parallelism, which holds no tensor of it.
+    settings.unsafe_treat_script_objects_as_zero_size = budget is not None
     settings.visualize_memory_budget_pareto = pareto_folder is not None
     if pareto_folder is not None:
         import matplotlib  # type: ignore[import-not-found, unused-ignore]

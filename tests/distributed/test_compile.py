@@ -28,6 +28,8 @@ LAYOUTS = [
     "tp=2,activation_checkpoint.mode=full",
     "tp=2,activation_checkpoint.mode=selective,activation_checkpoint.selective_ac_option=op",
     "cp=2,activation_checkpoint.mode=selective,activation_checkpoint.selective_ac_option=op",
+    "activation_checkpoint.mode=memory_budget,activation_checkpoint.memory_budget=0.2",
+    "tp=2,activation_checkpoint.mode=memory_budget,activation_checkpoint.memory_budget=0.2",
 ]
 
 

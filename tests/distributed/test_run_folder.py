@@ -128,6 +128,28 @@ def test_a_run_of_one_step_logs_and_saves_it_at_a_finite_rate(path: Path, tmp_pa
     assert (folder / "checkpoint" / "step-1" / "manifest.json").exists()
 
 
+def run_two(folder: str) -> int:
+    """What a rank of two does, with a file of metrics each."""
+    from titan.runtime import StopRequest
+
+    Path(folder).mkdir(exist_ok=True)
+    metrics = {"log_freq": 1, "save_for_all_ranks": True}
+    layout = {"parallelism": {"data_parallel_shard_degree": 2}, "metrics": metrics}
+    code: int = tiny.make_trainer(tiny.config(layout, folder)).train(StopRequest())
+    return code
+
+
+def test_every_rank_writes_its_own_metrics_where_that_is_asked_for(tmp_path: Path) -> None:
+    assert run_ranks(run_two, 2, str(tmp_path)) == [0, 0]
+    one, other = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "metrics.rank-1.jsonl")
+    )
+    assert losses(one) == losses(other), "the job's"
+    own = [[(line["memory_gib"], line["step_seconds"]) for line in lines] for lines in (one, other)]
+    assert own[0] != own[1], "the rank's own"
+
+
 def dry(path: str, arguments: list[str]) -> tuple[int, str]:
     from titan.config import load, world_size_wanted
     from titan.dry_run import dry_run

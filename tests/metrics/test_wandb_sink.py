@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,17 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # a login of the machine is none of the test's
 
 
-def records(folder: Path) -> list[Record]:
-    """All that the offline runs of the folder hold, in the order of their writing."""
+def records(folder: Path, runs: int = 2) -> list[Record]:
+    """All that the offline runs of the folder hold, in the order of their writing; W&B's own process may still write
+    when `finish` has returned, so until all of them have ended."""
+    deadline = time.monotonic() + 20
+    while sum(record.HasField("exit") for record in (found := written(folder))) < runs:
+        assert time.monotonic() < deadline, "the runs did not end"
+        time.sleep(0.05)
+    return found
+
+
+def written(folder: Path) -> list[Record]:
     found = []
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns):
         for data in entries(path.read_bytes()):

@@ -79,7 +79,7 @@ class Metrics(Section):
     """Folder of the TensorBoard files, inside the run folder."""
     save_for_all_ranks: bool = False
     """Write from every rank, metrics.rank-N.jsonl and rank-N/ beside rank 0's files: losses are the job's, memory and
-    waiting times the rank's own."""
+    clocks the rank's own."""
     enable_wandb: bool = False
     """Log to Weights & Biases, as the WANDB_* variables say (WANDB_MODE=offline without a network); needs the package
     wandb."""

@@ -1,6 +1,6 @@
 """Where numbers go: metrics.jsonl, TensorBoard, W&B, at full precision, from one process, one value a step also after
 a resume. `save_for_all_ranks` adds the files of the other ranks beside those of rank 0, for what differs between them:
-memory and waiting times.
+memory and clocks.
 
 A run that goes on from step k writes the steps after k anew, so whatever an earlier attempt wrote there is dropped
 from both. TensorBoard's own scalar is a float32; these are written as its tensor-valued scalars of one double (what
