@@ -22,7 +22,7 @@ os.environ.setdefault("TITAN_DEVICE", "cpu")  # before torch looks
 import torch
 from measured import DEBUG, TINY, Clock, configuration, run
 from plain import PlainLoop
-from report import spread, table, write
+from report import PAGE, spread, table, write
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Setting:
 
 SPEED = Setting(DEBUG, rows=4, seq_len=256, block=2, pairs=16)
 OVERHEAD = Setting(TINY, rows=1, seq_len=32, block=10, pairs=60)
+SMALL = Setting(TINY, rows=1, seq_len=32, block=2, pairs=2)
 
 
 def compare(setting: Setting) -> tuple[list[Clock], list[Clock]]:
@@ -66,16 +67,19 @@ def compare(setting: Setting) -> tuple[list[Clock], list[Clock]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("--small", action="store_true", help="two short pairs of each, to see that it runs")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the section goes")
+    chosen = parser.parse_args()
+    speed, host = (SMALL, SMALL) if chosen.small else (SPEED, OVERHEAD)
     torch.set_num_threads(1)  # so that the thread's processor time is all of it, and neighbours disturb less
-    ours, bare = compare(SPEED)
-    small, small_bare = compare(OVERHEAD)
-    tokens = SPEED.rows * SPEED.seq_len * SPEED.block
+    ours, bare = compare(speed)
+    small, small_bare = compare(host)
+    tokens = speed.rows * speed.seq_len * speed.block
     rows, ratios, overheads = [], [], []
     for name in ("wall", "processor"):
         a, b = ([getattr(block, name) for block in blocks] for blocks in (ours, bare))
         ratio = [plain / trainer for trainer, plain in zip(a, b, strict=True)]
-        c, d = ([1e3 * getattr(block, name) / OVERHEAD.block for block in blocks] for blocks in (small, small_bare))
+        c, d = ([1e3 * getattr(block, name) / host.block for block in blocks] for blocks in (small, small_bare))
         overhead = [trainer - plain for trainer, plain in zip(c, d, strict=True)]
         ratios.append(median(ratio))
         overheads.append(median(overhead))
@@ -84,16 +88,16 @@ def main() -> None:
     head = ["clock", "tokens/s, trainer", "tokens/s, plain", "ratio, pair by pair"]
     head += ["tiny: ms a step, trainer", "plain", "host overhead, ms, pair by pair"]
     text = (
-        f"`Trainer.train` (float32, {SPEED.rows} rows of {SPEED.seq_len} tokens, 6.16 M parameters) and a plain loop "
-        f"in turns of {SPEED.block} steps, {SPEED.pairs} pairs; host overhead on a model of dim {TINY['dim']} and "
-        f"{TINY['n_layers']} layers with one row of {OVERHEAD.seq_len} tokens, turns of {OVERHEAD.block} steps, "
-        f"{OVERHEAD.pairs} pairs. Medians, quartiles in brackets. The processor's time is that of the training thread: "
+        f"`Trainer.train` (float32, {speed.rows} rows of {speed.seq_len} tokens, dim {speed.args['dim']}, "
+        f"{speed.args['n_layers']} layers) and a plain loop in turns of {speed.block} steps, {speed.pairs} pairs; host overhead on a model of dim {TINY['dim']} and "
+        f"{TINY['n_layers']} layers with one row of {host.seq_len} tokens, turns of {host.block} steps, "
+        f"{host.pairs} pairs. Medians, quartiles in brackets. The processor's time is that of the training thread: "
         "it stands where other work on the machine spoils the wall's.\n\n"
         + table(head, rows)
         + "\n\nGoals: ratio at least 0.97 and overhead under 2 ms a step. By the wall's clock "
         f"{ratios[0]:.3f} and {overheads[0]:.2f} ms, by the processor's {ratios[1]:.3f} and {overheads[1]:.2f} ms."
     )
-    write("one-process", "One process against a plain loop", text)
+    write("one-process", "One process against a plain loop", text, chosen.page)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return f"{median(ordered):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
-def write(name: str, title: str, text: str) -> None:
+def write(name: str, title: str, text: str, path: Path = PAGE) -> None:
     """Prints the section `name` and puts it into the page in the place of its last version, or at the end."""
     section = f"<!-- {name} -->\n## {title}\n\n{text.strip()}\n\nMachine: {machine()}.\n<!-- /{name} -->"
     print(section, flush=True)
-    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Benchmarks\n"
+    page = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
     old = re.compile(rf"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
     page = old.sub(lambda _: section, page) if old.search(page) else page.rstrip() + "\n\n" + section + "\n"
-    PAGE.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
