@@ -32,10 +32,12 @@ def records(folder: Path, runs: int = 2) -> list[Record]:
     """All that the offline runs of the folder hold, in the order of their writing; W&B's own process may still write
     when `finish` has returned, so until all of them have ended."""
     deadline = time.monotonic() + 20
-    while sum(record.HasField("exit") for record in (found := written(folder))) < runs:
+    while True:
+        found = written(folder)
+        if sum(record.HasField("exit") for record in found) == runs:
+            return found
         assert time.monotonic() < deadline, "the runs did not end"
         time.sleep(0.05)
-    return found
 
 
 def written(folder: Path) -> list[Record]:
