@@ -89,7 +89,8 @@ def main() -> None:
     head += ["tiny: ms a step, trainer", "plain", "host overhead, ms, pair by pair"]
     text = (
         f"`Trainer.train` (float32, {speed.rows} rows of {speed.seq_len} tokens, dim {speed.args['dim']}, "
-        f"{speed.args['n_layers']} layers) and a plain loop in turns of {speed.block} steps, {speed.pairs} pairs; host overhead on a model of dim {TINY['dim']} and "
+        f"{speed.args['n_layers']} layers) and a plain loop in turns of {speed.block} steps, {speed.pairs} pairs; "
+        f"host overhead on a model of dim {TINY['dim']} and "
         f"{TINY['n_layers']} layers with one row of {host.seq_len} tokens, turns of {host.block} steps, "
         f"{host.pairs} pairs. Medians, quartiles in brackets. The processor's time is that of the training thread: "
         "it stands where other work on the machine spoils the wall's.\n\n"
