@@ -37,6 +37,7 @@ from titan.parallelisms.precision import WorkingCopies
 from titan.parallelisms.shards import local_tensor
 from titan.parallelisms.stages import splits_backward
 from titan.plan.activations_live import LiveBytes, Segment
+from titan.plan.activations_norm import use_fused_norms
 from titan.plan.parameters import block_kinds, cut_model, fake_world
 
 GRADIENTS = "unsharded gradients"
@@ -53,6 +54,7 @@ class Setting:
         single: one process, which has no FSDP and works on copies where the two dtypes differ.
         piped: stages keep their output until the backward.
         mode, option: of activation checkpointing.
+        fused_norms: norms are one kernel, as on accelerators.
     """
 
     model: str
@@ -70,6 +72,7 @@ class Setting:
     piped: bool
     mode: str
     option: str
+    fused_norms: bool = False
 
     def checkpointed(self, layer: int) -> bool:
         """Whether this layer is recomputed as a whole."""
@@ -101,8 +104,9 @@ class Trace:
     kinds: tuple[str, ...]
 
 
-def setting_of(resolved: Resolved) -> Setting:
-    """What a configuration says about activations."""
+def setting_of(resolved: Resolved, device_type: str = "cpu") -> Setting:
+    """What a configuration says about activations. Off the CPU norms are one kernel; the cost model, which is fitted
+    with norms of single operators, asks for none."""
     config, degrees, batch = resolved.config, resolved.degrees, resolved.batch
     parallelism, checkpoint = config.parallelism, config.activation_checkpoint
     return Setting(
@@ -121,6 +125,7 @@ def setting_of(resolved: Resolved) -> Setting:
         piped=degrees.pp > 1,
         mode=checkpoint.mode,
         option=checkpoint.selective_ac_option if checkpoint.mode == "selective" else "",
+        fused_norms=device_type != "cpu",
     )
 
 
@@ -212,6 +217,8 @@ class _Run:
             preserve_rng_state=False,  # there is no random state of fake tensors
             determinism_check="none",
         )
+        if setting.fused_norms:
+            use_fused_norms(part)
         dtype = setting.master_dtype if setting.single else setting.param_dtype
         return part.to(getattr(torch, dtype))
 

@@ -58,7 +58,7 @@ class RankStep:
     def __init__(self, resolved: Resolved, rank: int, program: Program, device_type: str) -> None:
         self.resolved, self.rank = resolved, rank
         self.ledger, self.tally = Ledger(), Tally()
-        self.sizes, setting = sizes_of(resolved), setting_of(resolved)
+        self.sizes, setting = sizes_of(resolved), setting_of(resolved, device_type)
         self.trace = trace(setting)
         parallelism, plan = resolved.config.parallelism, stages_of(resolved)
         self.piped, self._holders = resolved.degrees.pp > 1, plan.ranks
