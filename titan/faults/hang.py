@@ -1,10 +1,9 @@
 """What a rank knows when nothing moves: where it stands, which collective it waits in, and all its stacks.
 
 A thread watches the signs of progress that the training loop gives. Before the collective's own timeout would end the
-process it writes, into the run folder: `log/rank-N.stacks.txt` (all Python stacks), the flight recorder's dump, which
-`python -m torch.distributed.flight_recorder.fr_trace` reads, and `log/rank-N.hang.json`, from which the launcher tells
-who waits and who did not arrive. A rank that is stopped, or stuck in code that holds the interpreter, writes nothing,
-which says as much.
+process it writes, into the run folder: `log/rank-N.stacks.txt` (all Python stacks), the flight recorder's dump, and
+`log/rank-N.hang.json`, from which the launcher tells who waits and who did not arrive. A rank that is stopped, or stuck
+in code that holds the interpreter, writes nothing, which says as much.
 """
 
 from __future__ import annotations
