@@ -216,11 +216,12 @@ def test_a_broken_rule_names_its_key_and_its_numbers(
     assert all(part in str(found[0]) for part in said), str(found[0])
 
 
-def test_a_key_is_named_once_in_a_message_about_its_value() -> None:
-    (problem,) = refused(config(model={"hf_assets_path": "/no/such/folder"}), 1)
+@pytest.mark.parametrize("path", ["/no/such/folder", "./no//such/folder/"])
+def test_a_key_is_named_once_in_a_message_about_its_value(path: str) -> None:
+    (problem,) = refused(config(model={"hf_assets_path": path}), 1)
     assert str(problem) == (
-        'model.hf_assets_path = "/no/such/folder": no such folder. Give the folder of a Hugging Face tokenizer, or '
-        "leave the key out."
+        f'model.hf_assets_path = "{path}": no such folder. Give the folder of a Hugging Face tokenizer, or leave the '
+        "key out."
     )
 
 

@@ -7,6 +7,7 @@ without torch.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from titan.config.custom import import_module
@@ -54,8 +55,8 @@ def tokenizer_size(model: Model) -> tuple[int | None, list[Problem]]:
         return vocab_size(model), []
     except (OSError, ValueError) as error:
         value = None if model.hf_assets_path is None else value_text(model.hf_assets_path)
-        # Data errors name their key themselves, for where there is no Problem around them.
-        text = str(error).removeprefix(f"model.hf_assets_path = {value}: ")
+        # Data errors name key and folder themselves, for where there is no Problem around them.
+        text = re.sub(r'^model\.hf_assets_path = "[^"]*": ', "", str(error))
         return None, [Problem("model.hf_assets_path", text, value)]
 
 
