@@ -150,7 +150,7 @@ def build(
     if parallelism.pipeline_parallel_split == "traced":
         shape = batch.microbatch_size, training.seq_len
         trace = partial(trace_stages, shape=shape, device=device, dtype=option.param_dtype)
-    parts = _cut(spec, args, stages, mesh, log, trace)
+    parts = [part.to(_master(training)) for part in _cut(spec, args, stages, mesh, log, trace)]
     csv_file = Path(parallelism.pipeline_parallel_schedule_csv) if parallelism.pipeline_parallel_schedule_csv else None
     split_backward = pp > 1 and splits_backward(parallelism.pipeline_parallel_schedule, csv_file)
     _budget(activation_checkpoint, folder)

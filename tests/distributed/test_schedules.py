@@ -189,3 +189,10 @@ def dtypes(sections: dict[str, dict[str, Any]]) -> set[torch.dtype]:
 def test_masters_and_moments_stay_float32(text: str) -> None:
     size, sections = layout(text)
     assert run_ranks(dtypes, size, {**sections, "training": BF16}) == [{torch.float32}] * size
+
+
+@pytest.mark.parametrize("text", ["", "dp_shard=2"], ids=lambda text: text or "one process")
+def test_masters_and_moments_have_the_type_that_training_dtype_says(text: str) -> None:
+    size, sections = layout(text)
+    found = run_ranks(dtypes, size, {**sections, "training": {**BF16, "dtype": "bfloat16"}})
+    assert found == [{torch.bfloat16, torch.float32}] * size, "float32 is the optimizer's count of steps"
