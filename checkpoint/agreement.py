@@ -91,7 +91,16 @@ def _attempt(work: Callable[[], Any]) -> Any:
         return _Failure(str(error), isinstance(error, CheckpointRefused))
     except Exception as error:
         text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        return _Failure(text, False)
+        behind = _system_error(error)
+        return _Failure(text if behind is None else f"{text} (after {behind})", False)
+
+
+def _system_error(error: BaseException) -> OSError | None:
+    """What the system said before `error`: torch's zip writer covers a full disk with a complaint about positions."""
+    behind = error.__cause__ or error.__context__
+    while behind is not None and not isinstance(behind, OSError):
+        behind = behind.__cause__ or behind.__context__
+    return behind
 
 
 def _merge(failures: dict[int, _Failure], size: int) -> _Failure:
