@@ -3,7 +3,7 @@ environment.
 
 Its own trainer, its Llama-like model at the same width, layers, heads, feed-forward and vocabulary, FSDP2 a block,
 fused AdamW, no compile, no checkpoints; no callbacks but those that it adds by itself, and one that takes turns.
-Started by `olmo.py`.
+Started by `peers.py`.
 """
 
 from __future__ import annotations

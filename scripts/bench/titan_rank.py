@@ -1,6 +1,6 @@
-"""One rank of titan in the comparison with OLMo-core: `titan_rank.py PRECISION ROWS SEQ STEPS BLOCK FOLDER`.
+"""One rank of titan in the comparison with another trainer: `titan_rank.py PRECISION ROWS SEQ STEPS BLOCK FOLDER`.
 
-Started by `olmo.py`, which sets the variables of the process group.
+Started by `peers.py`, which sets the variables of the process group.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Tokens/s at dp_shard 2 against ai2-olmo-core from PyPI: same model, batch and optimizer, the two jobs in turns.
+"""Tokens/s at dp_shard 2 against another trainer from PyPI: same model, batch and optimizer, the two jobs in turns.
 
-    python -m venv OLMO && OLMO/bin/pip install ai2-olmo-core torch==2.13.0
-    python scripts/bench/olmo.py OLMO/bin/python
+    python -m venv OLMO && OLMO/bin/pip install "torch>=2.13,<2.14" ai2-olmo-core==3.0.0
+    python scripts/bench/peers.py olmo OLMO/bin/python
+    python -m venv TITAN && TITAN/bin/pip install "torch>=2.13,<2.14" torchtitan==0.2.2 triton
+    python scripts/bench/peers.py torchtitan TITAN/bin/python
 
 Both jobs live at once and train alternately, a block of steps each, so that a pair of blocks sees the same machine.
 Sequence 512, 2 rows a rank, one thread a rank, float32 and then bfloat16 (masters and reduction float32 in both).
-The goal: 1.1 times in each.
+The goal: 1.1 times OLMo-core in each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from report import spread, table, write
 
 HERE = Path(__file__).resolve().parent
 RANKS, ROWS, SEQ, BLOCK, WARM = 2, 4, 512, 2, 2
-START_SECONDS = 300
+PACKAGES = {"olmo": "ai2-olmo-core", "torchtitan": "torchtitan"}
 
 
 class Job:
@@ -75,15 +77,15 @@ class Job:
             rank.wait()
 
 
-def compare(precision: str, olmo_python: str, pairs: int, folder: Path) -> list[list[tuple[float, float]]]:
-    """(wall, processor) seconds of each block of titan, then of OLMo-core."""
+def compare(precision: str, peer: str, python: str, pairs: int, folder: Path) -> list[list[tuple[float, float]]]:
+    """(wall, processor) seconds of each block of titan, then of the peer."""
     arguments = [precision, str(ROWS), str(SEQ), str(BLOCK * (pairs + WARM)), str(BLOCK)]
-    pythons = (("titan", sys.executable), ("olmo", olmo_python))
+    pythons = (("titan", sys.executable), (peer, python))
     jobs: list[Job] = []
     blocks: list[list[tuple[float, float]]] = [[], []]
     try:
-        for name, python in pythons:
-            jobs.append(Job(name, python, arguments, folder / f"{name}-{precision}"))
+        for name, executable in pythons:
+            jobs.append(Job(name, executable, arguments, folder / f"{name}-{precision}"))
         for index in range(pairs + WARM):
             for job, times in zip(jobs, blocks, strict=True):
                 if index:
@@ -97,16 +99,18 @@ def compare(precision: str, olmo_python: str, pairs: int, folder: Path) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", help="the Python of an environment with ai2-olmo-core")
+    parser.add_argument("peer", choices=PACKAGES)
+    parser.add_argument("python", help="the Python of an environment with it")
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     chosen = parser.parse_args()
-    asked = "from importlib.metadata import version as v; print(v('ai2-olmo-core'), 'on torch', v('torch'))"
+    package = PACKAGES[chosen.peer]
+    asked = f"from importlib.metadata import version as v; print(v({package!r}), 'on torch', v('torch'))"
     version = subprocess.run([chosen.python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for precision in chosen.precision:
-            blocks = compare(precision, chosen.python, chosen.pairs, Path(folder))
+            blocks = compare(precision, chosen.peer, chosen.python, chosen.pairs, Path(folder))
             for index, clock in enumerate(("wall", "processor")):
                 ours, theirs = ([ROWS * SEQ * BLOCK / block[index] for block in side] for side in blocks)
                 ratio = spread([a / b for a, b in zip(ours, theirs, strict=True)])
@@ -114,13 +118,14 @@ def main() -> None:
                 print(*rows[-1], sep="; ", flush=True)
     text = (
         f"dp_shard {RANKS}, sequence {SEQ}, {ROWS // RANKS} rows a rank, dim 256, 6 layers, 16 heads, vocabulary 2048 "
-        "(6,163,712 parameters in both), fused AdamW, clipping, no compile, one thread a rank, against ai2-olmo-core "
-        f"{version} with its own trainer and FSDP2 a block. Both jobs alive, in turns of {BLOCK} steps, "
+        "(6,163,712 parameters in both), fused AdamW, clipping, no compile, one thread a rank, against "
+        f"{package} {version} with its own trainer and FSDP2 a block. Both jobs alive, in turns of {BLOCK} steps, "
         f"{chosen.pairs} pairs. Medians, quartiles in brackets. By the processor's "
-        "clock: tokens of the job over the processor seconds of rank 0, all threads. The goal is 1.1 in each.\n\n"
-        + table(["compute", "clock", "titan, tokens/s", "OLMo-core, tokens/s", "ratio, pair by pair"], rows)
+        "clock: tokens of the job over the processor seconds of rank 0, all threads. The goal is 1.1 against OLMo-core in "
+        "each.\n\n"
+        + table(["compute", "clock", "titan, tokens/s", f"{package}, tokens/s", "ratio, pair by pair"], rows)
     )
-    write("olmo", "Two ranks against OLMo-core", text)
+    write(chosen.peer, f"Two ranks against {package}", text)
 
 
 if __name__ == "__main__":
