@@ -121,8 +121,8 @@ def main() -> None:
         "(6,163,712 parameters in both), fused AdamW, clipping, no compile, one thread a rank, against "
         f"{package} {version} with its own trainer and FSDP2 a block. Both jobs alive, in turns of {BLOCK} steps, "
         f"{chosen.pairs} pairs. Medians, quartiles in brackets. By the processor's "
-        "clock: tokens of the job over the processor seconds of rank 0, all threads. The goal is 1.1 against OLMo-core in "
-        "each.\n\n"
+        "clock: tokens of the job over the processor seconds of rank 0, all threads. The goal is 1.1 against "
+        "OLMo-core in each.\n\n"
         + table(["compute", "clock", "titan, tokens/s", f"{package}, tokens/s", "ratio, pair by pair"], rows)
     )
     write(chosen.peer, f"Two ranks against {package}", text)
