@@ -102,10 +102,12 @@ def test_cpu_offload_takes_shards_and_moments_off_the_device() -> None:
     assert off.peak < on.peak
 
 
-def test_checkpointing_by_operator_under_a_split_backward_is_refused_with_the_way_out() -> None:
-    one = layout("op", pp=2, pipeline_parallel_schedule="ZBVZeroBubble")
-    with pytest.raises(ValueError, match=r"selective_ac_option.*ZBVZeroBubble.*Interleaved1F1B"):
-        predicted(one, 2)
+def test_a_compiled_block_keeps_all_until_the_weight_half() -> None:
+    one = layout(pp=2, pipeline_parallel_schedule="ZBVZeroBubble")
+    compiled = {**one, "compile": {"enable": True, "backend": "aot_eager"}}
+    assert predicted(compiled, 2)[1].peak != predicted(one, 2)[1].peak
+    by_operator = {**compiled, **layout("op"), "parallelism": one["parallelism"]}
+    assert predicted(by_operator, 2)[1].peak < predicted(compiled, 2)[1].peak
 
 
 @pytest.mark.quick

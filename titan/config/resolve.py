@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from titan.config import idle, rules, rules_metrics, unsupported
+from titan.config import idle, rules, rules_checkpointing, rules_metrics, unsupported
 from titan.config.batching import resolve_batch
 from titan.config.degrees import as_written, resolve_degrees
 from titan.config.layout import Batch, Degrees
@@ -65,6 +65,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
     problems += rules_metrics.sinks(config.metrics) + rules_metrics.profiling(config.profiling)
     problems += rules.seed_checkpoint(config.checkpoint) + rules.dry_run(config.comm, cuts)
     problems += memory_budget(config.activation_checkpoint, config.compile)
+    problems += rules_checkpointing.by_operator(config.activation_checkpoint, parallelism, config.compile)
     problems += rules.rewind(training, config.checkpoint)
     spec, args, found = resolve_args(config.model)
     problems += found
@@ -81,6 +82,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
         warnings.append(
             "training.enable_cpu_offload = true means nothing on the CPU: the parameters are there already."
         )
+    warnings += rules_checkpointing.whole_blocks(config.activation_checkpoint, parallelism, config.compile)
     warnings += rules_metrics.memory_snapshot_notice(config.profiling, device_type)
     if idle_keys := idle.warning(config):
         warnings.append(idle_keys)

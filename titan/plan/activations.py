@@ -123,14 +123,19 @@ def setting_of(resolved: Resolved, device_type: str = "cpu") -> Setting:
         master_dtype=config.training.dtype,
         single=degrees.world_size == 1,
         piped=degrees.pp > 1,
-        mode=checkpoint.mode,
+        mode="none" if checkpoint.mode == "memory_budget" else checkpoint.mode,  # the compiler's: an upper bound
         option=checkpoint.selective_ac_option if checkpoint.mode == "selective" else "",
         fused_norms=device_type != "cpu",
     )
 
 
 def split_backward(resolved: Resolved) -> bool:
-    """Whether the schedule computes input and weight gradients apart."""
+    """Whether input and weight gradients are computed apart: by the schedule, and not of compiled blocks, whose
+    backward is one node that both halves go through.
+    """
+    compile = resolved.config.compile
+    if compile.enable and "model" in compile.components:
+        return False
     from pathlib import Path
 
     parallelism = resolved.config.parallelism

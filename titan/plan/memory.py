@@ -32,17 +32,9 @@ def play(resolved: Resolved, *, device_type: str = "cuda", ends_only: bool = Fal
     """The step of each pipeline rank, from which `memory` and `communication` read; of the first and the last alone
     with `ends_only`: the one holds the most microbatches, the other the logits.
 
-    Raises ValueError for what cannot run: a schedule that the stages cannot take, or checkpointing by operator where
-    the backward is split.
+    Raises ValueError for a schedule that the stages cannot take.
     """
-    checkpoint, programs = resolved.config.activation_checkpoint, programs_of(resolved)
-    by_operator = checkpoint.mode == "selective" and checkpoint.selective_ac_option == "op"
-    if by_operator and any(action.kind == "W" for program in programs for action in program):
-        raise ValueError(
-            'activation_checkpoint.selective_ac_option = "op": torch 2.13 cannot compute a block that is checkpointed '
-            "by operator twice, and a schedule that splits the backward does "
-            f"({resolved.config.parallelism.pipeline_parallel_schedule}); choose mode none or full, or Interleaved1F1B"
-        )
+    programs = programs_of(resolved)
     ranks = sorted({0, len(programs) - 1}) if ends_only else range(len(programs))
     return [RankStep(resolved, rank, programs[rank], device_type) for rank in ranks]
 

@@ -33,7 +33,8 @@ class StageRun:
 
     Args:
         found: its units in the order of the forward.
-        split: the trace of a split backward, where the schedule has one.
+        split: the trace of a split backward, where there is one; else the weight half does it all, as what is
+            compiled does.
         single: whether the schedule has one stage a rank, which keeps the last logits a while longer.
     """
 
@@ -143,9 +144,8 @@ class StageRun:
 
     def input_backward(self, microbatch: int) -> None:
         """The half that gives the gradient of the input; on the first stage the other half does it all."""
-        if self.is_first:
+        if self.is_first or self._split is None:
             return
-        assert self._split is not None
         where, left = self._where("input backward", microbatch), self._left[microbatch]
         if self.is_last:
             self._play("input loss", left, where + ", loss", self._split)
@@ -156,10 +156,9 @@ class StageRun:
 
     def weight_backward(self, microbatch: int) -> None:
         """The half that gives the gradients of the weights; a checkpointed block is computed again for it, and held."""
-        if self.is_first:
+        if self.is_first or self._split is None:
             self.backward(microbatch, reduces=False)
             return
-        assert self._split is not None
         where, left = self._where("weight backward", microbatch), self._left.pop(microbatch)
         piece, traced = self._split.segments["weight+"], sum("checkpointed" in kind for kind in self._split.kinds)
         share = sum("checkpointed" in kind for kind in self.kinds) / traced if traced else 0.0
