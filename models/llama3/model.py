@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from titan.models.layers.attention import Attend
 from titan.models.layers.feed_forward import FeedForward
+from titan.models.layers.rms_norm import RMSNorm
 from titan.models.layers.rope import Rope, Rotation, rotate
 from titan.models.llama3.args import LlamaArgs
 
@@ -43,9 +44,9 @@ class Block(nn.Module):
 
     def __init__(self, args: LlamaArgs) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.attention_norm = RMSNorm(args.dim, eps=args.norm_eps)
         self.attention = Attention(args)
-        self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.ffn_norm = RMSNorm(args.dim, eps=args.norm_eps)
         self.feed_forward = FeedForward(args.dim, args.ffn_dim)
 
     def forward(self, h: Tensor, rotation: Rotation) -> Tensor:
@@ -65,7 +66,7 @@ class Llama(nn.Module):
             raise ValueError("vocab_size is None: resolve it from the tokenizer before building the model")
         self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
         self.layers = nn.ModuleDict({str(i): Block(args) for i in range(args.n_layers)})
-        self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.norm = RMSNorm(args.dim, eps=args.norm_eps)
         self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:
             self.output.weight = self.tok_embeddings.weight

@@ -123,7 +123,7 @@ def test_an_accounts_highest_point_counts_what_comes_for_an_instant() -> None:
     assert math.isclose(ledger.now.total(), 12)
 
 
-def test_a_norm_on_an_accelerator_keeps_its_input_and_a_number_a_token() -> None:
+def test_a_norm_keeps_its_input_and_a_number_a_token() -> None:
     """Llama 3 8B, every second block checkpointed, on 8 H100: published at 82.4 GiB reserved (80.0 of it live here)."""
     one = {
         "model": {"flavor": "8B", "args": {}},
@@ -132,7 +132,7 @@ def test_a_norm_on_an_accelerator_keeps_its_input_and_a_number_a_token() -> None
         "parallelism": {"data_parallel_shard_degree": 8},
     }
     run = resolve(config(one, {}), 8, "cuda")
-    composed, fused = (memory(run, device_type=device)[0] for device in ("cpu", "cuda"))
+    written_out, fused = (memory(run, device_type=device)[0] for device in ("cpu", "cuda"))
     assert fused.peak == pytest.approx(80.0 * 2**30, rel=0.01)
-    assert composed.items["activations.norm"] > 4 * fused.items["activations.norm"]
+    assert written_out.items["activations.norm"] == fused.items["activations.norm"]
     assert fused.detail["block 0, attention_norm"] < 1.1 * 2 * 2 * 8192 * 4096
