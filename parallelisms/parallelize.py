@@ -263,7 +263,7 @@ def _tensor(part: nn.Module, spec: ModelSpec, args: Any, mesh: Mesh, parallelism
     apply_tensor_parallel(
         part, mesh=mesh.tp, plan=spec.tp_plan, heads=args, loss_parallel=not parallelism.disable_loss_parallel
     )
-    _tie(part, spec, args)  # sharding gave each name a parameter of its own
+    tie(part, spec, args)  # sharding gave each name a parameter of its own
 
 
 def _checkpoint(blocks: nn.ModuleDict, section: ActivationCheckpoint) -> None:
@@ -294,7 +294,8 @@ def _end_groups(part: nn.Module, spec: ModelSpec, args: ModelArgs) -> list[list[
     return [group for group in (first, last) if group]
 
 
-def _tie(part: nn.Module, spec: ModelSpec, args: ModelArgs) -> None:
+def tie(part: nn.Module, spec: ModelSpec, args: ModelArgs) -> None:
+    """Makes both names of each tied parameter one again, where the part holds both."""
     for canonical, second in spec.tied(args):
         (module, name), (other, other_name) = (_owner(part, fqn) for fqn in (canonical, second))
         if module is not None and other is not None:
@@ -314,7 +315,7 @@ def _materialise(
 ) -> list[NamedParameter]:
     for part in parts:
         part.to_empty(device=device)
-        _tie(part, spec, args)  # each module got memory of its own
+        tie(part, spec, args)  # each module got memory of its own
     return named_parameters(parts, {second: canonical for canonical, second in spec.tied(args)})
 
 

@@ -26,8 +26,7 @@ from titan.config.schema import Parallelism
 from titan.models import registry
 from titan.models.registry import ModelArgs, ModelSpec
 from titan.parallelisms import mesh as meshes
-from titan.parallelisms.parallelize import StagePlan, plan_stages
-from titan.parallelisms.parallelize import _tie as tie
+from titan.parallelisms.parallelize import StagePlan, plan_stages, tie
 from titan.parallelisms.pipeline import keep_modules
 from titan.parallelisms.tensor import apply_tensor_parallel
 
