@@ -1,4 +1,4 @@
-"""Fits the free constants of the plan's cost model on published figures of the 8B model; prints every row's error.
+"""Fits the free constants of the plan's cost model on published runs of the 8B model; prints every row's error.
 
     python scripts/fit_plan.py            the table of docs/plan.md, with the constants as they stand
     python scripts/fit_plan.py --fit      also fits them anew

@@ -63,7 +63,7 @@ class StageCosts:
         self.resolved, self.device, self.extras, self.constants = resolved, device, extras, constants
         self.degrees, config = resolved.degrees, resolved.config
         self.groups: Mapping[Dimension, Group] = links.groups(self.degrees, device, per_node)
-        self.setting = activations.setting_of(resolved)
+        self.setting = activations.setting_of(resolved, "cpu" if device.name == "cpu" else "cuda")
         traced = replace(self.setting, rows=1, piped=False) if quick else self.setting
         self.rows = self.setting.rows / traced.rows
         self.segments = activations.trace(traced).segments

@@ -103,8 +103,10 @@ def pipeline_programs(schedule: str, pp: int, n_stages: int, microbatches: int) 
         )
         for index in range(per_rank)
     ]
-    build: Any = get_schedule_class(schedule)
-    built = build(stages, n_microbatches=microbatches)
+    chosen: Any = get_schedule_class(schedule)
+    # Sends, receives and gathering are not placed: they follow from the stages, and torch takes long to place them.
+    computes_only = type(schedule, (chosen,), {"_prepare_schedule_with_comms": lambda *_arguments, **_options: None})
+    built = computes_only(stages, n_microbatches=microbatches)
     return tuple(tuple(_actions(built.pipeline_order[rank])) for rank in range(pp))
 
 

@@ -141,10 +141,18 @@ def _measured(candidates: list[Candidate], request: Request, target: Target, wan
     fitting: list[Candidate] = []
     large: list[Candidate] = []
     rest: list[Candidate] = []
+    asked = 0
+    failed: dict[tuple[int, int, int, str], int] = {}
     for candidate in candidates:
-        if len(fitting) >= wanted or len(fitting) + len(large) >= MOST:
+        degrees = candidate.resolved.degrees
+        kind = degrees.pp, degrees.cp, degrees.tp, candidate.schedule
+        if failed.get(kind, degrees.dp_replicate + 1) <= degrees.dp_replicate:
+            large.append(replace(candidate, fits=False))  # with as many replicas or fewer it does not fit already
+            continue
+        if len(fitting) >= wanted or asked >= MOST:
             rest.append(candidate)
             continue
+        asked += 1
         try:
             size = peak(candidate.resolved, target)
         except ValueError:
@@ -155,6 +163,7 @@ def _measured(candidates: list[Candidate], request: Request, target: Target, wan
             rate = candidate.tokens * candidate.seconds / seconds
             fitting.append(replace(candidate, seconds=seconds, tokens=rate, peak=size, fits=True))
         else:
+            failed[kind] = degrees.dp_replicate
             large.append(replace(candidate, peak=size, fits=False))
     yield from sorted(fitting, key=lambda candidate: candidate.seconds)
     yield from rest

@@ -81,7 +81,7 @@ class Kernels:
             return  # a collective; or an operator of ours that LiveBytes opens up: what it does inside has been seen
         inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if name in _PRODUCTS:
+        if name in _PRODUCTS and outputs[0].shape[-1] > 1:  # a matrix times a vector moves memory
             self._end_kernel()
             self._product(inputs[-2], inputs[-1], outputs[0])
         elif attention:
