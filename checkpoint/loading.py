@@ -77,7 +77,10 @@ class Loader:
             return
         text = f"{found.folder} was trained on other data or with another tokenizer ({'; '.join(other)})"
         if not self._section.allow_other_data:
-            raise CheckpointRefused(f"{text}: go back to them, or set checkpoint.allow_other_data = true")
+            raise CheckpointRefused(
+                f"{text}: go back to them, begin anew in another job.dump_folder, or go on with the new ones by "
+                "checkpoint.allow_other_data = true"
+            )
         log.warning("checkpoint: %s; loaded all the same, since checkpoint.allow_other_data is set", text)
 
     def fill(self, found: Source, *, with_optimizer: bool) -> None:

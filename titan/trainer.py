@@ -290,7 +290,8 @@ class Trainer(TrainingStep):
             ahead = self.progress.step < self.steps or self.steps < self.config.training.steps
             reason = f"end of the data after {self.progress.rows} rows" if ahead else None
         if self.world.local_rank == 0:
-            write_status(self.folder, status, step=step, reason=reason)
+            saves = self.config.checkpoint.enable
+            write_status(self.folder, status, step=step, reason=reason, checkpoints=saves)
         log.info("%s at step %d of %d%s", status, step, self.steps, f" ({reason})" if reason else "")
         return STOPPED if stopped else DONE
 

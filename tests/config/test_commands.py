@@ -148,3 +148,21 @@ def test_an_unknown_command_is_answered_with_the_known_ones(
     assert config_command.main(words) == code
     found = capsys.readouterr()
     assert "migrate OLD.toml" in found.out + found.err
+
+
+@pytest.mark.quick
+def test_check_looks_for_the_data_and_says_what_is_missing_beside_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check.main([DEBUG, "--training.dataset=json"]) == 2
+    assert "set training.dataset_path to a file" in capsys.readouterr().err
+    wrong = "--parallelism.tensor_parallel_degree=3"
+    assert check.main([DEBUG, wrong, "--training.dataset=text", "--training.dataset_path=no.txt"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("3 problems:")
+    assert "tensor_parallel_degree = 3" in error
+    assert 'training.dataset_path = "no.txt": no such file' in error
+    (tmp_path / "a.txt").write_text("one document")
+    assert check.main([DEBUG, "--training.dataset=text", "--training.dataset_path=a.txt"]) == 0
+    assert 'data     text files of "a.txt"' in capsys.readouterr().out

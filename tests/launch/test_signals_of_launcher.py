@@ -10,15 +10,22 @@ import pytest
 from tests.launch.conftest import is_gone_within
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_stop_signal_ends_in_75_with_status_and_nothing_running(launch, number):
-    run = launch("steps")
+@pytest.mark.parametrize(
+    ("number", "mode", "then"),
+    [
+        (signal.SIGTERM, "steps", "goes on from the last checkpoint"),
+        (signal.SIGUSR1, "steps-unsaved", "begins anew, as checkpoint.enable is false"),
+    ],
+)
+def test_stop_signal_ends_in_75_with_status_and_nothing_running(launch, number, mode, then):
+    run = launch(mode)
     run.wait_for("stepping-1")
     run.process.send_signal(number)
     code, _, err = run.end()
     assert code == 75
     status = json.loads((run.folder / "status.json").read_text())
     assert status["status"] == "stopped"
+    assert f"the same command {then}" in err
     assert "Traceback" not in err
     assert all(is_gone_within(pid, 1) for pid in run.workers())
 

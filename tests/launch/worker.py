@@ -58,7 +58,8 @@ def _steps(mode: str, folder: Path, stop: StopRequest) -> int:
             raise AssertionError(f"{asked[1]} ranks")
         if float(asked[0]) > 0:
             if stop.requested:  # the others have learned of it by the all-reduce and know no reason
-                write_status(folder, "stopped", step=step, reason=stop.reason)
+                saves = mode != "steps-unsaved"
+                write_status(folder, "stopped", step=step, reason=stop.reason, checkpoints=saves)
             break
         if mode == "done" and step == 3:
             break

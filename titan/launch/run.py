@@ -92,7 +92,9 @@ def _outcome(agent: Agent, *, failed: bool, folder: Path) -> int:
         status = read_status(folder) or {}
         if status.get("status") != "stopped":
             return DONE
-        _tell("titan: stopped as asked; the same command goes on from the last checkpoint")
+        saved = status.get("checkpoints", True)
+        then = "goes on from the last checkpoint" if saved else "begins anew, as checkpoint.enable is false"
+        _tell(f"titan: stopped as asked; the same command {then}")
         return STOPPED
     failure, asked = agent.failure, agent.stop_signal
     if failure is None:
