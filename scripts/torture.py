@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -178,6 +179,8 @@ def main() -> int:
         said, failures = SCENARIOS[name](root, rng)
         print(f"{name}: {said}", flush=True)
         report.failures += failures
+    if not report.failures:
+        shutil.rmtree(root)
     print(json.dumps({**vars(report), "seconds": round(time.monotonic() - begun, 1)}, indent=2))
     return 1 if report.failures else 0
 
