@@ -169,6 +169,28 @@ def test_seven_mistakes_are_seven_messages_in_one_run(tmp_path: Path) -> None:
     assert all(any(place in line for line in found) for place in SEVEN_PLACES), found
 
 
+BEYOND = [  # what TOML or the system cannot hold, though Python can: (file, argument, what the message contains)
+    (f"[training]\nsteps = {2**63}\n", "", "bad.toml:2: training.steps = 9223372036854775808: must fit into 64 bits"),
+    (f"[model.args]\ndim = 0x{'f' * 9000}\n", "", "bad.toml:2: model.args.dim = 0xffff"),
+    (f"[training]\nsteps = {'9' * 5000}\n", "", "bad.toml: not valid TOML: a number of thousands"),
+    (f"a = {'[' * 3000}{']' * 3000}\n", "", "bad.toml: not valid TOML: lists or tables nested"),
+    ('extends = "a\\u0000b"\n', "", "bad.toml:1: extends: must be a file name"),
+    ('[job]\ndump_folder = "a\\u0000b"\n', "", "bad.toml:2: job.dump_folder = "),
+    ("", f"--training.steps={'[' * 3000}", "command line: training.steps"),
+    ("", f"--training.steps={'9' * 5000}", "command line: training.steps"),
+    ("", f"--training.steps=0x{'f' * 9000}", "command line: training.steps = 0xffff"),
+    ("", "--job.dump_folder=\udcff", "command line: job.dump_folder = "),
+]
+
+
+@pytest.mark.parametrize(("text", "argument", "part"), BEYOND)
+def test_what_toml_or_the_system_cannot_hold_is_one_refusal(
+    tmp_path: Path, text: str, argument: str, part: str
+) -> None:
+    (line,) = said(tmp_path, text, *[argument][: bool(argument)], world=1)
+    assert part in line
+
+
 WITHOUT_ASSERTS = """
 import sys
 assert False, "asserts are off"

@@ -53,12 +53,16 @@ def read(path: Path, chain: tuple[Path, ...] = ()) -> Source:
         line = re.search(r"line (\d+)", str(error))  # else it is "at end of document"
         where = f"{path}:{line[1] if line else max(1, len(text.splitlines()))}"
         raise ConfigError([Problem("", f"not valid TOML: {error}.", origin=where)]) from None
+    except ValueError:  # of int(), which says no line
+        raise _unreadable(path, "not valid TOML: a number of thousands of digits.") from None
+    except RecursionError:
+        raise _unreadable(path, "not valid TOML: lists or tables nested hundreds deep.") from None
     lines = line_numbers(text)
     here = f"{path}:{lines.get('extends', 1)}"
     bases = own.pop("extends", [])
     if isinstance(bases, str):
         bases = [bases]
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+    if not isinstance(bases, list) or not all(isinstance(base, str) and "\0" not in base for base in bases):
         raise ConfigError([Problem("extends", "must be a file name or a list of file names.", origin=here)])
     chain = (*chain, path.resolve())
     source = Source()

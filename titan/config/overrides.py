@@ -85,7 +85,7 @@ def _value(text: str, field: FieldInfo | None) -> Any:
         return text == "True"
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # TOMLDecodeError, or a number or nesting that Python's reader cannot hold
         return text
     if set(parsed) != {"value"}:  # a line break in the argument began another key
         return text

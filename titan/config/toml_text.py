@@ -32,6 +32,8 @@ def value_text(value: Any) -> str:
         return "{" + ", ".join(f"{key_text(str(key))} = {value_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(value_text(item) for item in value) + "]"
+    if isinstance(value, int) and value.bit_length() > 256:  # str() refuses 4300 digits, nobody reads hundreds
+        return f"{hex(value)[:16]}..."
     return "none" if value is None else str(value)
 
 

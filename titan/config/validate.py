@@ -31,13 +31,34 @@ def validate(source: Source, schema: type[Config] = Config) -> Config:
             text = "the older name of model.hf_assets_path, which says something else: delete this one."
             key = "model.tokenizer_path"
             problems.append(Problem(key, text, value_text(model["tokenizer_path"]), source.origins.get(key)))
+    problems += [problem for key, value in known.items() for problem in _beyond(key, value, source.origins)]
     config, wrong = build(schema, known, "", source.origins)
-    problems += wrong
+    problems += [problem for problem in wrong if problem.key not in {found.key for found in problems}]
     named = {problem.key for problem in problems}
     problems += [found for found in unsupported.problems(known, source.origins) if found.key not in named]
     if problems or config is None:
         raise ConfigError(problems)
     return config.with_origins(source.origins)
+
+
+def _beyond(key: str, value: Any, origins: Mapping[str, str]) -> list[Problem]:
+    """Values that TOML itself rules out, though tomllib or a command line lets them pass, and text that no path, and
+    so nothing that is handed to the system, can hold."""
+    if isinstance(value, Mapping):
+        return [problem for name, inner in value.items() for problem in _beyond(f"{key}.{name}", inner, origins)]
+    if isinstance(value, list):
+        return [problem for inner in value for problem in _beyond(key, inner, origins)][:1]
+    if isinstance(value, str) and ("\0" in value or _not_utf8(value)):
+        text = "must not hold the character NUL, nor bytes that are not UTF-8."
+        return [Problem(key, text, value_text(value), origins.get(key))]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return [Problem(key, "must fit into 64 bits, as TOML's integers do.", value_text(value), origins.get(key))]
+    return []
+
+
+def _not_utf8(value: str) -> bool:
+    """Whether it holds a lone surrogate, as which Python passes on bytes of a command line that are no UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in value)
 
 
 M = TypeVar("M", bound=BaseModel)
