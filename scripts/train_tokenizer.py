@@ -26,8 +26,12 @@ from titan.data.tokenizer import SHIPPED
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 
 
-def train(training: Training, vocab_size: int, out: Path) -> Tally:
-    """Writes tokenizer.json and tokenizer_config.json into `out`. Raises DataError where the source has no text."""
+def train(training: Training, vocab_size: int, out: Path) -> tuple[int, Tally]:
+    """Writes tokenizer.json and tokenizer_config.json into `out`.
+
+    Returns how many tokens there are, fewer than `vocab_size` where the text has no more to merge, and what was read.
+    Raises DataError where the source has no text.
+    """
     source, tally = open_source(training), Tally()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,7 +48,7 @@ def train(training: Training, vocab_size: int, out: Path) -> Tally:
     tokenizer.save(str(out / "tokenizer.json"))
     names = {"bos_token": BOS, "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (out / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
-    return tally
+    return tokenizer.get_vocab_size(), tally
 
 
 def main() -> None:
@@ -68,10 +72,11 @@ def main() -> None:
         text_column=args.text_column,
     )
     try:
-        tally = train(training, args.vocab_size, args.out)
+        size, tally = train(training, args.vocab_size, args.out)
     except ValueError as error:
         parser.exit(1, f"{error}\n")
-    print(f"{args.out}: {args.vocab_size} tokens from {tally.documents} documents")
+    fewer = f" of {args.vocab_size}: the text has no more to merge" if size < args.vocab_size else ""
+    print(f"{args.out}: {size} tokens{fewer}, from {tally.documents} documents")
     if tally.skipped:
         print(f"skipped: {tally}")
 

@@ -193,6 +193,11 @@ def test_the_training_script_is_deterministic_and_takes_other_text(tmp_path: Pat
     tokenizer = loaded(tmp_path / "one")
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (270, 0, 1)
     assert tokenizer.decode(tokenizer.encode("lowest")) == "lowest"
+    arguments = ["--dataset", "json", "--dataset-path", str(data), "--vocab-size", "32000", "--out", tmp_path / "fewer"]
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)], check=True, capture_output=True, text=True
+    )
+    assert f": {loaded(tmp_path / 'fewer').vocab_size} tokens of 32000: the text has no more to merge" in done.stdout
 
 
 def test_neither_the_size_nor_preparing_imports_torch(training: MakeTraining, jsonl: WriteRows) -> None:
