@@ -224,3 +224,14 @@ def test_unreadable_file_says_why(tmp_path: Path) -> None:
         return
     with pytest.raises(ConfigError, match="Permission denied"):
         load(path)
+
+
+@pytest.mark.quick
+def test_a_file_that_shares_only_its_ending_is_not_suggested(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "debug.toml").write_text("")
+    with pytest.raises(ConfigError) as error:
+        load(str(tmp_path / "nope.toml"), [])
+    assert "Did you mean" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"Did you mean .*debug\.toml\?"):
+        load(str(tmp_path / "debgu.toml"), [])

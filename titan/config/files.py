@@ -100,8 +100,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        near = closest(path.name, [file.name for file in path.parent.glob("*.toml")])
-        hint = f" Did you mean {path.with_name(near)}?" if near else ""
+        near = closest(path.stem, [file.stem for file in path.parent.glob("*.toml")])  # the ending is alike in all
+        hint = f" Did you mean {path.with_name(f'{near}.toml')}?" if near else ""
         raise _unreadable(path, f"no such file.{hint}") from None
     except IsADirectoryError:
         inside = sorted(path.glob("*.toml"))
