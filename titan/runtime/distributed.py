@@ -89,11 +89,14 @@ def setup(comm: Comm, *, cpu_collectives: bool = False) -> World:
     """
     import torch.distributed as dist
 
+    from titan.runtime.allocator import keep_freed_memory
     from titan.runtime.device import local_device
 
     rank, local_rank, world_size = rank_from_environment()
     _check_torchcomms()
     device = local_device(local_rank)
+    if device.type == "cpu":
+        keep_freed_memory()
     if world_size > 1 and not dist.is_initialized():
         backend = dist.get_default_backend_for_device(device)
         accelerated = device.type != "cpu"
