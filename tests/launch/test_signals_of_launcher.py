@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from tests.launch.conftest import is_gone_within
+from titan.launch import early
+from titan.runtime import errors, signals
 
 
 @pytest.mark.parametrize(
@@ -58,3 +62,21 @@ def test_workers_of_a_killed_launcher_stop_in_order(launch):
     run.process.kill()
     assert all(is_gone_within(pid, 15) for pid in run.workers())
     assert json.loads((run.folder / "status.json").read_text())["reason"] == "launcher died"
+
+
+def test_a_stop_in_the_first_moments_is_a_stop_too(tmp_path):
+    """The signal comes while the launcher is importing what it needs; nothing is made."""
+    code = (
+        "import os, signal, sys, titan.launch\n"
+        "assert 'titan.config' not in sys.modules\n"
+        "sys.meta_path.insert(0, type('Signal', (), {'find_spec': staticmethod(\n"
+        "    lambda name, *_: os.kill(os.getpid(), signal.SIGTERM) if name == 'titan.launch.command' else None)})())\n"
+        "titan.launch.main(['missing.toml'])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (75, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_moments_know_the_signals_and_the_code_of_the_runtime():
+    assert (early.STOP_SIGNALS, early.STOPPED) == (signals.STOP_SIGNALS, errors.STOPPED)

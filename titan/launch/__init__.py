@@ -8,6 +8,21 @@ Environment: NPROC, NNODES, RDZV_ENDPOINT, RDZV_ID, RDZV_TIMEOUT, MAX_RESTARTS, 
 OMP_NUM_THREADS, TITAN_DEVICE (see `settings.py`).
 """
 
-from titan.launch.command import main
+from __future__ import annotations
 
-__all__ = ["main"]
+from collections.abc import Sequence
+
+from titan.launch.early import stop_at_once
+
+
+def main(argv: Sequence[str], *, worker: Sequence[str] = ("-m", "titan", "train")) -> int:
+    """Launches a run and returns its exit code.
+
+    Args:
+        argv: CONFIG and overrides.
+        worker: arguments of Python that start one worker, before those of `argv`; the tests' own workers.
+    """
+    with stop_at_once():
+        from titan.launch.command import main as launch
+
+        return launch(argv, worker=worker)

@@ -7,20 +7,16 @@ across fields, the run folder, the data.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from titan import config as configuration
 from titan.commands.arguments import config_first
 from titan.launch.settings import Settings
 from titan.runtime import log
 from titan.runtime.device import device_count, device_type
-from titan.runtime.errors import DONE, REFUSED, STOPPED, main_with_errors
-from titan.runtime.signals import STOP_SIGNALS
+from titan.runtime.errors import DONE, REFUSED, main_with_errors
 
 _USAGE = """usage: python -m titan.launch CONFIG [--section.key=value ...]   (./train.sh does the same)
 
@@ -66,13 +62,13 @@ def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
     log.start_launcher(folder, color=not config.metrics.disable_color_printing)
     from titan.data import prepare
 
-    with _stop_at_once():
-        prepare(resolved.config.training, resolved.config.model)
-        if dry:
-            from titan.dry_run import dry_run
+    prepare(resolved.config.training, resolved.config.model)
+    if dry:
+        from titan.dry_run import dry_run
 
-            return dry_run(config, processes * settings.nodes)
-        from titan.launch.run import run_workers
+        return dry_run(config, processes * settings.nodes)
+    from titan.launch.run import run_workers
+
     command = [sys.executable, *worker, path, *overrides]
     return run_workers(settings, command, processes=processes, folder=folder)
 
@@ -84,20 +80,3 @@ def _processes(settings: Settings, config: configuration.Config, kind: str) -> i
     wanted = configuration.world_size_wanted(config, kind, here * settings.nodes)
     share = -(-wanted // settings.nodes)  # an uneven one is refused by `resolve`, with the numbers
     return share if kind == "cpu" else min(share, here)
-
-
-@contextmanager
-def _stop_at_once() -> Iterator[None]:
-    """Before there are workers a stop signal ends the launcher, with the exit code of a stop: nothing has begun."""
-    own = os.getpid()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        # Processes that the preparation started inherit the handler; they end as they would have without it.
-        raise SystemExit(STOPPED if os.getpid() == own else 128 + number)
-
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
