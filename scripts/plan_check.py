@@ -1,4 +1,4 @@
-"""Predicted against measured: the peak of live bytes at every layout of tests/plan/layouts.py, with a model of 229 MB.
+"""Predicted against measured: the peak of live bytes at every layout of tests/plan/layouts.py, with a model of 227 MB.
 
     python scripts/plan_check.py [NAME ...]     Markdown rows, one a pipeline rank; a part of a name chooses layouts
 

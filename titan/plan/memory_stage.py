@@ -162,14 +162,12 @@ class StageRun:
         where, left = self._where("weight backward", microbatch), self._left.pop(microbatch)
         piece, traced = self._split.segments["weight+"], sum("checkpointed" in kind for kind in self._split.kinds)
         share = sum("checkpointed" in kind for kind in self.kinds) / traced if traced else 0.0
-        largest = max((size for unit in self.units for size in unit.tensor_bytes), default=0)
-        temporary = largest // self._sizes.master * self._sizes.compute
-        self._ledger.note(
-            where,
-            {category: round(size * share) for category, size in piece.peak.items()}
-            if share
-            else {UNSHARDED_GRADIENTS: temporary},
-        )
+        if share or (self.is_last and not traced):
+            scale = share or 1.0
+            self._ledger.note(where, {category: round(size * scale) for category, size in piece.peak.items()})
+        else:  # one gradient at a time is added to those that are there
+            largest = max((size for unit in self.units for size in unit.tensor_bytes), default=0)
+            self._ledger.note(where, {UNSHARDED_GRADIENTS: largest // self._sizes.master * self._sizes.compute})
         for call, count in Counter(piece.calls).items():
             self._count(call, round(count * share))
         for unit in self.units:
