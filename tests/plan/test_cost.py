@@ -10,7 +10,8 @@ import pytest
 
 from scripts import fit_plan
 from tests.plan.tiny_plan import resolved
-from titan.plan.activations import setting_of, trace
+from titan.plan.activations import trace
+from titan.plan.activations_setting import setting_of
 from titan.plan.cost import predict
 from titan.plan.cost_terms import FITTED, Extras
 from titan.plan.devices import DEVICES

@@ -1,14 +1,12 @@
-"""Counts what a program sends: a dispatch mode that sees every collective of torch.distributed, real or fake.
+"""What an operator sends: every collective of torch.distributed, as a dispatch mode sees it, real or fake.
 
-One place decides what a collective's bytes are, so that a prediction (the same modules run on fake tensors) and a real
-run are counted alike. Functional collectives, those of c10d, and point-to-point sends are seen; receives are not
-counted, since each is another rank's send. A collective over one rank moves nothing and is not counted.
+Functional collectives, those of c10d, and point-to-point sends are seen; receives are not counted, since each is
+another rank's send. A collective over one rank moves nothing and is not counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +15,6 @@ from torch.distributed import ProcessGroup
 
 # Private, and used here only: which argument of which collective is the process group.
 from torch.distributed._tools.fake_collectives import CollectiveOp
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan.plan.facts import Operation
 
@@ -52,30 +48,3 @@ def collective(func: Any, args: Sequence[Any], result: Any) -> tuple[ProcessGrou
         return None
     tensor: Tensor = pick(args, result)
     return group, operation, tensor.numel() * tensor.element_size()
-
-
-class CountCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is on: `calls` and `bytes` by (name of the group's dimension, operation).
-
-    Args:
-        names: name of each process group by its `group_name`; others are counted under their own.
-    """
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._names = names
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.bytes: Counter[tuple[str, str]] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor's own handler comes back with local tensors
-        result = func(*args, **(kwargs or {}))
-        if (found := collective(func, args, result)) is not None:
-            group, operation, size = found
-            key = (self._names.get(group.group_name, group.group_name), operation)
-            self.calls[key] += 1
-            self.bytes[key] += size
-        return result

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from titan.config import Resolved
 from titan.plan import activations, links
 from titan.plan.activations_live import Call, Segment
+from titan.plan.activations_setting import setting_of
 from titan.plan.cost_terms import Constants, Extras, Terms
 from titan.plan.devices import Device
 from titan.plan.facts import Dimension, Operation
@@ -63,7 +64,7 @@ class StageCosts:
         self.resolved, self.device, self.extras, self.constants = resolved, device, extras, constants
         self.degrees, config = resolved.degrees, resolved.config
         self.groups: Mapping[Dimension, Group] = links.groups(self.degrees, device, per_node)
-        self.setting = activations.setting_of(resolved, "cpu" if device.name == "cpu" else "cuda")
+        self.setting = setting_of(resolved, "cpu" if device.name == "cpu" else "cuda")
         traced = replace(self.setting, rows=1, piped=False) if quick else self.setting
         self.rows = self.setting.rows / traced.rows
         self.segments = activations.trace(traced).segments

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from titan.plan.activations import GRADIENTS as MADE
-from titan.plan.activations import UPSTREAM, Setting, Trace
+from titan.plan.activations import UPSTREAM, Trace
 from titan.plan.activations_live import Call, Segment
+from titan.plan.activations_setting import Setting
 from titan.plan.facts import Operation
 from titan.plan.memory_account import BUFFERS, LOGITS, UNSHARDED_GRADIENTS, Ledger, Line, Tally
 from titan.plan.memory_units import Gathered, Sizes

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from titan.config import Resolved
 from titan.parallelisms.stages import SINGLE_STAGE
-from titan.plan.activations import setting_of, split_backward, trace
+from titan.plan.activations import trace
+from titan.plan.activations_setting import setting_of, split_backward
 from titan.plan.facts import Action
 from titan.plan.memory_account import BUFFERS, OPTIMIZER, PARAMETERS, UNSHARDED, Ledger, Line, Tally
 from titan.plan.memory_stage import StageRun
