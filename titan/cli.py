@@ -1,6 +1,7 @@
 """The `titan` command: a table of subcommands, each a module that is imported when it is asked for.
 
-So help and `titan check` answer at once, and a command costs nothing to the others. To add one: a module under
+So help and `titan check` answer at once, and a command costs nothing to the others. Nothing slow is imported here: the
+launcher takes over the signals as the first thing it does. To add one: a module under
 `titan/commands` with `main(argv) -> exit code`, and a line here.
 """
 
@@ -11,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from titan import __version__
-from titan.runtime.errors import DONE, REFUSED
 
 COMMANDS = {
     "launch": ("titan.launch", "start the processes of a run on this machine (what train.sh does)"),
@@ -29,14 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--version"]:
         print(f"titan {__version__}")
-        return DONE
+        return 0
     if arguments[:1] in (["-h"], ["--help"]):
         print(_usage())
-        return DONE
+        return 0
     if not arguments or arguments[0] not in COMMANDS:
         if arguments:
             print(f"titan: unknown command {arguments[0]!r}", file=sys.stderr)
         print(_usage(), file=sys.stderr)
+        from titan.runtime.errors import REFUSED
+
         return REFUSED
     module, _ = COMMANDS[arguments[0]]
     code: int = importlib.import_module(module).main(arguments[1:])

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _train(path: str, overrides: Sequence[str]) -> int:
     from titan import config as configuration
-    from titan.runtime import log
+    from titan.runtime import log, run_lock
     from titan.runtime.distributed import rank_from_environment
     from titan.runtime.errors import DONE, STOPPED
     from titan.runtime.status import clear_status, read_status
@@ -31,13 +31,16 @@ def _train(path: str, overrides: Sequence[str]) -> int:
     folder = config.job.dump_folder
     launched = "TORCHELASTIC_RUN_ID" in os.environ
     log.start(folder, rank, color=not config.metrics.disable_color_printing)
+    dry = config.comm.mode == "fake_backend"
+    if rank == 0 and not dry:
+        run_lock.hold(folder)
     if not launched and world_size == 1:
         from titan.data import prepare
 
         clear_status(folder)
         prepare(config.training, config.model)  # shows its progress, so before the streams are turned to the log
     log.own_streams(folder, rank)
-    if config.comm.mode == "fake_backend":
+    if dry:
         from titan.config import world_size_wanted
         from titan.dry_run import dry_run
         from titan.runtime.device import device_type

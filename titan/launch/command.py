@@ -14,7 +14,7 @@ from pathlib import Path
 from titan import config as configuration
 from titan.commands.arguments import config_first
 from titan.launch.settings import Settings
-from titan.runtime import log
+from titan.runtime import log, run_lock
 from titan.runtime.device import device_count, device_type
 from titan.runtime.errors import DONE, REFUSED, main_with_errors
 
@@ -60,6 +60,8 @@ def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:
     resolved = configuration.resolve(config, processes * settings.nodes, kind)
     folder = Path(config.job.dump_folder)
     log.start_launcher(folder, color=not config.metrics.disable_color_printing)
+    if settings.nodes == 1 and not dry:  # of several, others may have begun: then rank 0 finds out
+        run_lock.wait_until_free(folder)
     from titan.data import prepare
 
     prepare(resolved.config.training, resolved.config.model)
