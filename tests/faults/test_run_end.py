@@ -56,7 +56,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_with_a_checkpoint(text: str,
     results = run_ranks(_run, size, sections, str(tmp_path), (1, 2), 0.0)
     assert results == [(75, {"step": 2, "rows": 16, "tokens": 512})] * size
     assert _saved(tmp_path) == ["step-2"]
-    assert _status(tmp_path) == {"status": "stopped", "step": 2, "reason": "asked to stop"}
+    assert _status(tmp_path) == {"status": "stopped", "step": 2, "reason": "asked to stop", "checkpoints": True}
 
 
 def test_a_signal_before_the_first_step_leaves_no_checkpoint_and_loses_nothing(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_signal_before_the_first_step_leaves_no_checkpoint_and_loses_nothing(t
     results = run_ranks(_run, size, sections, str(tmp_path), (0, 0), 0.0)
     assert results == [(75, {"step": 0, "rows": 0, "tokens": 0})] * size
     assert _saved(tmp_path) == []
-    assert _status(tmp_path) == {"status": "stopped", "step": 0, "reason": "SIGUSR1"}
+    assert _status(tmp_path) == {"status": "stopped", "step": 0, "reason": "SIGUSR1", "checkpoints": True}
 
 
 def test_the_time_limit_stops_all_ranks_and_says_so(tmp_path: Path) -> None:
@@ -85,7 +85,12 @@ def test_the_end_of_the_data_is_the_end_of_the_run_on_all_ranks(tmp_path: Path) 
     results = run_ranks(_run, size, sections, str(tmp_path), None, 0.0)
     assert results == [(0, {"step": 3, "rows": 60, "tokens": 60 * tiny.SEQ})] * size
     assert _saved(tmp_path) == ["step-3"]
-    assert _status(tmp_path) == {"status": "done", "step": 3, "reason": "end of the data after 60 rows"}
+    assert _status(tmp_path) == {
+        "status": "done",
+        "step": 3,
+        "reason": "end of the data after 60 rows",
+        "checkpoints": True,
+    }
     assert (tmp_path / "checkpoint/model-only/step-3").is_dir(), "as at any end"
     # Again: done already, at another layout too, and nothing is written anew.
     written = (tmp_path / "checkpoint/step-3/manifest.json").stat().st_mtime_ns

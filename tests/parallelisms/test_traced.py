@@ -56,7 +56,8 @@ class Whole(Llama):
 
 @pytest.mark.parametrize("modules", [EVEN, ENDS], ids=["even", "ends apart"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_stages_in_a_row_are_the_model_bit_for_bit(modules: tuple[tuple[str, ...], ...], dtype: torch.dtype) -> None:
+def test_stages_in_a_row_are_the_model(modules: tuple[tuple[str, ...], ...], dtype: torch.dtype) -> None:
+    """To rounding: a trace has torch's RMSNorm, eager code on CPU its own."""
     torch.manual_seed(0)
     whole = Whole(ARGS).to(dtype)
     h = ids = torch.randint(0, tiny.VOCAB, (2, tiny.SEQ))
@@ -66,7 +67,8 @@ def test_stages_in_a_row_are_the_model_bit_for_bit(modules: tuple[tuple[str, ...
         stage.to_empty(device="cpu").to(dtype)
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
         h = stage(h, positions=positions)
-    assert torch.equal(h, whole(ids, positions))
+    wanted = whole(ids, positions)
+    assert (h - wanted).norm() <= 1e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("tie", [False, True])
