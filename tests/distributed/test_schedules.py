@@ -69,7 +69,8 @@ def refused_export(sections: dict[str, dict[str, Any]], path: Path) -> str:
 
 
 def test_a_schedule_without_an_action_list_is_not_exported(tmp_path: Path) -> None:
-    first, _second = run_ranks(refused_export, 2, layout("pp=2,schedule=1F1B")[1], tmp_path / "no.csv")
+    # In new processes: in those of the case before, gloo lost a connection while groups were made, twice in three runs.
+    first, _second = run_ranks(refused_export, 2, layout("pp=2,schedule=1F1B")[1], tmp_path / "no.csv", fresh=True)
     assert first == "Schedule1F1B has no action list to export; the multi-stage schedules have"
     assert not (tmp_path / "no.csv").exists()
 
