@@ -33,8 +33,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = _widened(x)
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
+        # The operators of torch's own, so that traced and eager forwards agree bit for bit.
+        scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(x, weight, scale)
         out: Tensor = (wide * scale).mul_(weight).to(x.dtype)
         return out
