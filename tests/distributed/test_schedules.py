@@ -32,6 +32,7 @@ from titan.parity.verdict import OracleRun, noise_floor
 def export(sections: dict[str, dict[str, Any]], path: Path) -> None:
     """Writes the schedule of this layout, from rank 0."""
     trainer = tiny.make_trainer(tiny.config(sections))
+    dist.barrier()  # a peer may still be connecting to the groups that closing takes away
     trainer.loader.close()
     trainer.checkpoints.close()
     if dist.get_rank() == 0:
@@ -69,8 +70,7 @@ def refused_export(sections: dict[str, dict[str, Any]], path: Path) -> str:
 
 
 def test_a_schedule_without_an_action_list_is_not_exported(tmp_path: Path) -> None:
-    # In new processes: in those of the case before, gloo lost a connection while groups were made, twice in three runs.
-    first, _second = run_ranks(refused_export, 2, layout("pp=2,schedule=1F1B")[1], tmp_path / "no.csv", fresh=True)
+    first, _second = run_ranks(refused_export, 2, layout("pp=2,schedule=1F1B")[1], tmp_path / "no.csv")
     assert first == "Schedule1F1B has no action list to export; the multi-stage schedules have"
     assert not (tmp_path / "no.csv").exists()
 
@@ -78,6 +78,7 @@ def test_a_schedule_without_an_action_list_is_not_exported(tmp_path: Path) -> No
 def modules_of(sections: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Names of the modules with parameters in each part of this rank, blocks and ends."""
     trainer = tiny.make_trainer(tiny.config(sections))
+    dist.barrier()  # a peer may still be connecting to the groups that closing takes away
     trainer.loader.close()
     trainer.checkpoints.close()
     names = [name for part in trainer.model.parts for name, _ in part.named_children() if name != "layers"]
