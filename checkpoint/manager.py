@@ -63,6 +63,8 @@ class CheckpointManager:
         distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         # One group a thread: collectives of two threads on one group would meet in any order.
         self._groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)] if distributed else []
+        if distributed:  # a run that is finished closes at once: not while a peer is still connecting
+            dist.barrier(group=self._groups[0])
         self._agreement = Agreement(self._groups[0] if distributed else None)
         self._background = Agreement(self._groups[1] if distributed else None)
         self._thread = None if section.async_mode == "disabled" else ThreadPoolExecutor(1, "titan-checkpoint")

@@ -32,7 +32,6 @@ from titan.parity.verdict import OracleRun, noise_floor
 def export(sections: dict[str, dict[str, Any]], path: Path) -> None:
     """Writes the schedule of this layout, from rank 0."""
     trainer = tiny.make_trainer(tiny.config(sections))
-    dist.barrier()  # a peer may still be connecting to the groups that closing takes away
     trainer.loader.close()
     trainer.checkpoints.close()
     if dist.get_rank() == 0:
@@ -78,7 +77,6 @@ def test_a_schedule_without_an_action_list_is_not_exported(tmp_path: Path) -> No
 def modules_of(sections: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Names of the modules with parameters in each part of this rank, blocks and ends."""
     trainer = tiny.make_trainer(tiny.config(sections))
-    dist.barrier()  # a peer may still be connecting to the groups that closing takes away
     trainer.loader.close()
     trainer.checkpoints.close()
     names = [name for part in trainer.model.parts for name, _ in part.named_children() if name != "layers"]
