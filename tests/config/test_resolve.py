@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from titan.config import Config, ConfigError, load, resolve, world_size_wanted
 from titan.config.problems import Problem
@@ -404,6 +406,12 @@ def test_a_users_module_registers_its_model_before_the_registry_is_asked(
         assert resolve(run, 1, "cpu").spec.name == "mine"
     finally:
         sys.modules.pop("my_own_model", None)
+
+
+def test_a_tokenizer_of_one_id_leaves_nothing_to_predict(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"model\.hf_assets_path .*: its tokenizer has one id"):
+        resolve(config(model={"hf_assets_path": str(tmp_path)}), 1, "cpu")
 
 
 def test_a_rule_of_a_users_own_arguments_is_said_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,9 @@ def test_compressed_files_are_read_and_a_cut_one_is_refused(
         ({"dataset": "json", "dataset_path": "folder.jsonl"}, "no .jsonl or .ndjson or .json file"),
         ({"dataset": "python_stdlib", "dataset_path": "x"}, "has no effect"),
         ({"dataset": "some/name", "dataset_path": "x.json"}, 'set training.dataset to "json", "text" or "parquet"'),
+        ({"dataset": "mine.jsonl.gz"}, 'no name of a dataset. To read files, set it to "json", "text" or "parquet"'),
+        ({"dataset": "./mine"}, "no such folder, and no name of a dataset"),
+        ({"dataset": "text", "dataset_path": "pipe"}, "neither a file nor a folder"),
     ],
 )
 def test_missing_data_is_refused_at_once_with_the_key(
@@ -164,6 +168,7 @@ def test_missing_data_is_refused_at_once_with_the_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError) as caught:
         open_source(training(**values))
     assert complaint in str(caught.value)

@@ -28,7 +28,17 @@ def test_short_names_become_overrides_over_degrees_of_one() -> None:
 
 
 def test_options_and_semicolons_make_one_list_with_each_layout_once() -> None:
-    assert [layout.text for layout in parse(["tp=2; dp_shard=2", ";tp=2"])] == ["tp=2", "dp_shard=2", "one process"]
+    assert [layout.text for layout in parse(["tp=2; dp_shard=2", ";tp=2;one process"])] == [
+        "tp=2",
+        "dp_shard=2",
+        "one process",
+    ]
+
+
+@pytest.mark.parametrize("texts", [[""], [";"], [" ; ", ";"]])
+def test_a_list_without_a_layout_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--layouts: names no layout: write some, as in \"tp=2; pp=2\""):
+        parse(texts)
 
 
 def test_accumulation_is_a_share_of_the_rows_of_a_batch_rank() -> None:

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     from titan.checkpoint.errors import CheckpointError
 
     parser = argparse.ArgumentParser(prog="titan checkpoint", description="Look at checkpoints.", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="list|show|verify", required=True)
     for name, work, told in (
         ("list", _list, "step, time, size, layout and tokens of each, and why one is not complete"),
         ("show", _show, "keys, shapes and dtypes of one (of a folder: the newest complete one)"),

@@ -48,13 +48,16 @@ def resolve_args(model: Model) -> tuple[ModelSpec | None, ModelArgs | None, list
 
 
 def tokenizer_size(model: Model) -> tuple[int | None, list[Problem]]:
-    """Largest id of the tokenizer + 1."""
+    """Largest id of the tokenizer + 1; with fewer than two there is nothing to predict."""
     from titan.data.tokenizer import vocab_size  # here, since it may need the library of tokenizers
 
+    value = None if model.hf_assets_path is None else value_text(model.hf_assets_path)
     try:
-        return vocab_size(model), []
+        if (size := vocab_size(model)) > 1:
+            return size, []
+        text = "its tokenizer has one id, so that every next token is known: choose the tokenizer of the model."
+        return None, [Problem("model.hf_assets_path", text, value)]
     except (OSError, ValueError) as error:
-        value = None if model.hf_assets_path is None else value_text(model.hf_assets_path)
         # Data errors name key and folder themselves, for where there is no Problem around them.
         text = re.sub(r'^model\.hf_assets_path = "[^"]*": ', "", str(error))
         return None, [Problem("model.hf_assets_path", text, value)]

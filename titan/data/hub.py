@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from titan.config.schema_training import Training
 
 _ROWS = 1024
+_FILES = (".json", ".jsonl", ".ndjson", ".txt", ".text", ".md", ".csv", ".parquet", ".arrow")
 _KNOWN = {"c4": ("allenai/c4", "en", "train"), "c4_validation": ("allenai/c4", "en", "validation")}
 """torchtitan's names for a dataset, its configuration and split; what a configuration sets itself goes before."""
 
@@ -53,6 +54,11 @@ class HubDataset:
                     'one. To read files, set training.dataset to "json", "text" or "parquet".'
                 )
             self._path = str(Path(where).expanduser())
+        elif _is_a_path(self._path) and not Path(self._path).expanduser().is_dir():
+            raise DataError(
+                f'training.dataset = "{self._path}": no such folder, and no name of a dataset. To read files, set '
+                'it to "json", "text" or "parquet", and training.dataset_path to the file or folder.'
+            )
         self.name = f'dataset "{self._path}", split "{self._split}"'
         wanted = [self._config, self._split, training.text_column]
         folder = Path(self._path).expanduser()
@@ -104,3 +110,7 @@ class HubDataset:
                 f"{self.name}: cannot be loaded: {reason}. Check training.dataset and the network, or set "
                 'training.dataset to "python_stdlib", or to "json", "text" or "parquet" with dataset_path.'
             ) from error
+
+
+def _is_a_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or paths.plain_suffix(Path(name)) in _FILES

@@ -44,6 +44,8 @@ def find(dataset: str, dataset_path: str | None, suffixes: Sequence[str]) -> lis
         if not files:
             raise DataError(f"{key}: no file matches (searched from {Path.cwd()}).")
         return files
+    if path.exists():
+        raise DataError(f"{key}: neither a file nor a folder (a pipe or a device): data is read more than once.")
     raise DataError(f"{key}: no such file or folder (searched from {Path.cwd()}).")
 
 

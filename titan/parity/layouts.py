@@ -34,6 +34,8 @@ SHORT = {
 """Short name to key. `accumulation` is read too: it becomes a local batch, once the batch is known."""
 ACCUMULATION = "accumulation"
 OPTION = "--layouts"
+ONE_PROCESS = "one process"
+"""The layout with all degrees at 1: the trainer beside the plain loop of the oracle."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Layout:
     """One layout of the list.
 
     Attributes:
-        text: as written; "one process" where it is empty.
+        text: as written.
         settings: key to value, as text; all five degrees are in it.
         accumulation: accumulation steps that were asked for, or None.
     """
@@ -75,13 +77,13 @@ class Layout:
 def parse(texts: Iterable[str]) -> list[Layout]:
     """The layouts of `--layouts` options, each with layouts separated by `;`, in order and each once.
 
-    Raises ConfigError with every item that cannot be read.
+    Raises ConfigError with every item that cannot be read, or where there is none.
     """
     problems: list[Problem] = []
-    found: dict[str, Layout] = {}
-    for text in (part.strip() for given in texts for part in given.split(";")):
-        layout = _layout(text, problems)
-        found.setdefault(layout.text, layout)
+    given = [part.strip() for text in texts for part in text.split(";")]
+    found = {text: _layout(text, problems) for text in given if text}
+    if not found:
+        problems.append(_problem("", f'names no layout: write some, as in "tp=2; pp=2" or "{ONE_PROCESS}".'))
     if problems:
         raise ConfigError(problems)
     return list(found.values())
@@ -90,7 +92,7 @@ def parse(texts: Iterable[str]) -> list[Layout]:
 def _layout(text: str, problems: list[Problem]) -> Layout:
     settings = dict.fromkeys(DEGREES.values(), "1")
     accumulation = None
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in filter(None, (part.strip() for part in text.split(",") if text != ONE_PROCESS)):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             problems.append(_problem(item, "a layout is name=value, name=value, ..., as in tp=2,pp=2."))
@@ -109,7 +111,7 @@ def _layout(text: str, problems: list[Problem]) -> Layout:
             hint = f"; did you mean {near}?" if near else "."
             text_ = f"no such short name: there are {', '.join([*SHORT, ACCUMULATION])}, and any key with a dot{hint}"
             problems.append(_problem(item, text_))
-    return Layout(text or "one process", tuple(settings.items()), accumulation)
+    return Layout(text, tuple(settings.items()), accumulation)
 
 
 def _problem(item: str, text: str) -> Problem:
@@ -120,7 +122,7 @@ def _default() -> Sequence[str]:
     schedules = get_args(Schedule)
     methods = ("allgather", "alltoall", "ulysses")
     return (
-        "",
+        ONE_PROCESS,
         "accumulation=4",
         "dp_shard=2",
         "dp_replicate=2",
