@@ -24,7 +24,7 @@ LAYOUTS = [
     "dp_shard=2",
     "pp=2,schedule=1F1B",
     "pp=2,schedule=ZBVZeroBubble",
-    "pp=2,tp=2,schedule=InterleavedZeroBubble",
+    "pp=2,tp=2,microbatch=2,schedule=InterleavedZeroBubble",
     "tp=2,activation_checkpoint.mode=full",
     "tp=2,activation_checkpoint.mode=selective,activation_checkpoint.selective_ac_option=op",
     "cp=2,activation_checkpoint.mode=selective,activation_checkpoint.selective_ac_option=op",

@@ -22,7 +22,7 @@ from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
 from tests.oracle import llama
 from titan.parity.faults import NAMES, Fault
-from titan.parity.layouts import parse
+from titan.parity.layouts import ONE_PROCESS, parse
 from titan.parity.measure import judge
 from titan.parity.record import INITIAL, LAST, Record, gradients
 from titan.parity.verdict import Compared, Differences, Measured, OracleRun
@@ -34,7 +34,7 @@ SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBu
 
 def layout(text: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """`tp=2,schedule=GPipe,args.n_layers=8` to the world size and the overrides."""
-    (found,) = parse([text.replace("args.", "model.args.")])
+    (found,) = parse([text.replace("args.", "model.args.") or ONE_PROCESS])
     sections: dict[str, dict[str, Any]] = {}
     for key, value in found.settings:
         *path, name = key.split(".")
@@ -169,14 +169,14 @@ PIPELINE = [
     *(f"pp=4,schedule={schedule},{DEEP}" for schedule in SCHEDULES),
     *(f"pp=2,dp_shard=2,schedule={schedule}" for schedule in SCHEDULES),
     *(f"pp=2,dp_replicate=2,schedule={schedule}" for schedule in SCHEDULES),
-    *(f"pp=2,tp=2,schedule={schedule}" for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")),
+    *(f"pp=2,tp=2,microbatch=2,schedule={schedule}" for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")),
     *(f"pp=2,cp=2,schedule={schedule}" for schedule in ("1F1B", "DualPipeV")),
     *(
         f"pp=2,schedule={schedule},args.tie_embeddings=true"
         for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
     ),
     "pp=2,dp_shard=2,schedule=1F1B,args.tie_embeddings=true,training.max_norm=0.01",
-    "pp=2,tp=2,schedule=DualPipeV,args.tie_embeddings=true",
+    "pp=2,tp=2,microbatch=2,schedule=DualPipeV,args.tie_embeddings=true",
     "pp=2,schedule=1F1B,training.local_batch_size=4",
     "pp=2,dp_shard=2,schedule=ZBVZeroBubble,training.local_batch_size=2",
     "pp=2,schedule=1F1B,microbatch=2",
@@ -186,11 +186,16 @@ PIPELINE = [
     "pp=2,schedule=ZBVZeroBubble,activation_checkpoint.mode=full",
 ]
 EIGHT = [
-    "pp=2,dp_shard=2,tp=2,schedule=1F1B",
     "pp=2,dp_shard=2,tp=2,schedule=ZBVZeroBubble",
-    "dp_replicate=2,dp_shard=2,tp=2",
-    "pp=2,cp=2,tp=2,schedule=InterleavedZeroBubble",
     "pp=2,dp_replicate=2,dp_shard=2,schedule=Interleaved1F1B",
+    *(
+        pytest.param(text, marks=pytest.mark.full, id=text)
+        for text in (
+            "pp=2,dp_shard=2,tp=2,schedule=1F1B",
+            "dp_replicate=2,dp_shard=2,tp=2",
+            "pp=2,cp=2,tp=2,microbatch=2,schedule=InterleavedZeroBubble",
+        )
+    ),
 ]
 
 

@@ -14,7 +14,7 @@ from titan.cli import main
 from titan.parity.faults import NAMES
 from titan.runtime.errors import DONE, FAILED, REFUSED
 
-LAYOUTS = "; tp=2; dp_shard=2,accumulation=2; pp=2,schedule=GPipe; dp_replicate=2,training.max_norm=0.01"
+LAYOUTS = "one process; tp=2; dp_shard=2,accumulation=2; pp=2,schedule=GPipe; dp_replicate=2,training.max_norm=0.01"
 
 
 def test_layouts_train_like_one_process_and_the_document_says_so(

@@ -108,7 +108,7 @@ TRAFFIC: dict[str, tuple[int, Layout]] = {
     "cp 4, ring": (4, layout(cp=4, context_parallel_rotate_method="alltoall")),
     "pp 2 x tp 2, ZBVZeroBubble, full checkpointing": (
         4,
-        layout("full", pp=2, tp=2, pipeline_parallel_schedule="ZBVZeroBubble"),
+        layout("full", pp=2, tp=2, pipeline_parallel_schedule="ZBVZeroBubble", pipeline_parallel_microbatch_size=2),
     ),
     "pp 2 x cp 2, Interleaved1F1B, bf16": (
         4,
