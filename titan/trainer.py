@@ -292,7 +292,8 @@ class Trainer(TrainingStep):
         if self.world.local_rank == 0:
             saves = self.config.checkpoint.enable
             write_status(self.folder, status, step=step, reason=reason, checkpoints=saves)
-        log.info("%s at step %d of %d%s", status, step, self.steps, f" ({reason})" if reason else "")
+        of = f" of {self.steps}" if step <= self.steps else ""  # a finished run, started again with fewer steps
+        log.info("%s at step %d%s%s", status, step, of, f" ({reason})" if reason else "")
         return STOPPED if stopped else DONE
 
     def save_seed(self) -> int:
