@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
@@ -121,6 +123,40 @@ def test_weights_lie_where_the_plan_says() -> None:
     assert first["layers.0.feed_forward.w2.weight"] == ((32, 24), Shard(1))
     assert (first["output.weight"][0], second["output.weight"][0]) == ((126, 32), (125, 32)), "an uneven vocabulary"
     assert first["tok_embeddings.weight"] == ((126, 32), Shard(0))
+
+
+class Sizes(TorchDispatchMode):
+    """The largest local tensor that any operator makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.largest = max([self.largest, *(one.numel() for one in tree_leaves(result) if isinstance(one, Tensor))])
+        return result
+
+
+def embedded() -> tuple[bool, int]:
+    """Whether the uneven embedding gives rows and gradient of the whole one, bit for bit; its largest tensor."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    whole, ids = nn.Embedding(251, 8), torch.tensor([[0, 250, 125, 126, 7, 126, 0, 250]])
+    rows, weight = whole(ids), whole.weight.detach().clone()
+    rows.backward(torch.arange(64.0).reshape(1, 8, 8))
+    cut = nn.Sequential(nn.Embedding.from_pretrained(weight, freeze=False))
+    apply_tensor_parallel(cut, mesh=mesh, plan={"0": "vocab_embedding"}, heads=ARGS, loss_parallel=True)
+    with Sizes() as sizes:
+        mine = cut(ids)
+        mine.backward(torch.arange(64.0).reshape(1, 8, 8).chunk(2, 1)[mesh.get_local_rank()])
+    same = torch.equal(mine, rows.chunk(2, 1)[mesh.get_local_rank()])
+    assert cut[0].weight.grad.placements == (Shard(0),)
+    return same and torch.equal(cut[0].weight.grad.full_tensor(), whole.weight.grad), sizes.largest
+
+
+def test_an_embedding_is_cut_by_rows_and_so_is_its_gradient_at_every_moment() -> None:
+    assert run_ranks(embedded, 2) == [(True, 126 * 8), (True, 125 * 8)]
 
 
 def forward_shapes(loss_parallel: bool) -> tuple[int, ...]:

@@ -118,8 +118,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _BODIES[func](*tensors, process_group(group), headtail)
         if func is _titan.all_to_all.default:
             return self._all_to_all(*args)
-        if func is torch.ops.aten.index_put_.default and any(i is not None and i.dtype == torch.bool for i in args[1]):
-            return args[0]  # the mask of a sharded embedding: in place, of a size that fake tensors cannot know
         result = func(*args, **(kwargs or {}))
         if (found := collective(func, args, result)) is not None:
             group, operation, size = found
