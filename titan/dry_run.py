@@ -20,7 +20,7 @@ from titan.config import Config, Resolved, resolve
 from titan.data import open_rows
 from titan.data.loader import StepLoader
 from titan.metrics import describe
-from titan.optim import LRSchedule, build_optimizer, global_norm
+from titan.optim import LRSchedule, build_optimizer
 from titan.parallelisms import mesh as meshes
 from titan.parallelisms import parallelize
 from titan.parallelisms.shards import local_tensor
@@ -57,9 +57,9 @@ class DryRun(TrainingStep):
             log=log.info,
             folder=Path(config.job.dump_folder),
         )
-        self.optimizer = build_optimizer(config.optimizer, self.model.parameters)
-        steps = config.training.steps
-        self.schedule = LRSchedule(self.optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=steps)
+        optimizer, steps = build_optimizer(config.optimizer, self.model.parameters), config.training.steps
+        schedule = LRSchedule(optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=steps)
+        self.set_optimizer(optimizer, schedule)
         self.progress = Progress()
         self.losses = []
 
@@ -80,7 +80,7 @@ class DryRun(TrainingStep):
                 data = next(loader)
                 valid_tokens, _ending = self.open_step(data)
                 share = self.forward_backward(data, valid_tokens)
-                norm = global_norm(self.model.parameters, self.world.device, loss=share)
+                norm = self.norm(share)
                 self.update(norm)
                 norm.item()  # waits for the device
                 seconds.append(time.perf_counter() - begun)

@@ -28,7 +28,7 @@ from titan.faults.hang import Watchdog
 from titan.faults.non_finite import NonFinite, NonFinitePolicy, is_bad, is_finite
 from titan.faults.time_budget import TimeBudget, started
 from titan.metrics import Metrics, describe, run_throughput, step_line
-from titan.optim import LRSchedule, build_optimizer, global_norm
+from titan.optim import LRSchedule, build_optimizer
 from titan.parallelisms import mesh as meshes
 from titan.parallelisms import parallelize
 from titan.runtime import (
@@ -89,9 +89,10 @@ class Trainer(TrainingStep):
             log=log.info,
             folder=self.folder,
         )
-        self.optimizer = build_optimizer(config.optimizer, self.model.parameters)
+        optimizer = build_optimizer(config.optimizer, self.model.parameters)
         self.steps = self._planned_steps()
-        self.schedule = LRSchedule(self.optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=self.steps)
+        schedule = LRSchedule(optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=self.steps)
+        self.set_optimizer(optimizer, schedule)
         self.progress = Progress()
         self.losses = []
         self.policy = NonFinitePolicy(config.training.non_finite, config.training.non_finite_budget)
@@ -164,7 +165,7 @@ class Trainer(TrainingStep):
                     self.times.active = logged
                     share = self.forward_backward(data, valid_tokens)
                     self._beat(f"step {step}: norm and optimizer")
-                    norm = global_norm(self.model.parameters, world.device, loss=share)
+                    norm = self.norm(share)
                     if is_bad(norm.item()):
                         self._refuse_step(data, share, norm)
                         continue
@@ -243,7 +244,7 @@ class Trainer(TrainingStep):
         """Says what is not finite, and skips the rows, rewinds past them, or raises NonFinite. A collective call."""
         report = self.explain_non_finite(data, share, norm)
         self.progress.rows += self.batch.global_rows
-        self._go_back(report)
+        self._go_back(report, spoilt=self.in_backward is not None)
 
     def _go_back(self, report: str, *, spoilt: bool = False) -> None:
         """To the weights before the bad step, or to a checkpoint; the rows up to here stay consumed."""

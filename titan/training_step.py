@@ -1,7 +1,7 @@
 """One step, without the loop around it: count tokens, forward and backward, clip and update, and why it went wrong.
 
 `Trainer` is this and the run; the parity tests drive these methods themselves. A step has two all-reduces of its own:
-valid tokens before the first forward, the norm after the last backward (`titan.optim.global_norm`).
+valid tokens before the first forward, the norm after the last backward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from titan.config.layout import Batch
 from titan.data import Rows
 from titan.data.loader import StepData
 from titan.faults import diagnosis
-from titan.optim import LRSchedule, clip_
+from titan.optim import LRSchedule, StepInBackward, clip_, global_norm
 from titan.parallelisms.context import shard_sequence
 from titan.parallelisms.data_parallel import set_gradient_sync
 from titan.parallelisms.loss import IGNORE
@@ -60,6 +60,13 @@ class TrainingStep:
     schedule: LRSchedule
     progress: Progress
     losses: list[Tensor]
+    in_backward: StepInBackward | None
+
+    def set_optimizer(self, optimizer: torch.optim.Optimizer, schedule: LRSchedule) -> None:
+        """Hangs it on the parameters where `optimizer.early_step_in_backward` says so."""
+        self.optimizer, self.schedule, self.in_backward = optimizer, schedule, None
+        if self.config.optimizer.early_step_in_backward:
+            self.in_backward = StepInBackward(self.model.parameters, optimizer, self.world.device)
 
     def forward_backward(self, data: StepData, valid_tokens: Tensor) -> Tensor:
         """Forward and backward of all rows of this rank's step; gradients end up reduced in the parameters.
@@ -69,6 +76,8 @@ class TrainingStep:
         """
         self.model.loss.valid_tokens = valid_tokens.clamp(min=1)  # a step with no valid token has loss and gradient 0
         self.losses = []
+        if self.in_backward is not None:
+            self.schedule.apply(self.progress.step + 1)
         last = self.batch.accumulation - 1
         for index, (inputs, labels) in enumerate(zip(data.inputs, data.labels, strict=True)):
             inputs, labels = self._local(inputs), self._local(labels)  # (rows, seq / cp)
@@ -100,12 +109,20 @@ class TrainingStep:
             tensor = shard_sequence(tensor, 1, self.mesh.degrees.cp, self.mesh.cp_rank, balancer)
         return tensor.to(self.world.device, non_blocking=True)
 
+    def norm(self, share: Tensor) -> Tensor:
+        """Of the whole gradient, 0-dim float32; NaN where a loss or gradient of some rank is not finite. A collective
+        call."""
+        if self.in_backward is not None:
+            return self.in_backward.norm(share)
+        return global_norm(self.model.parameters, self.world.device, loss=share)
+
     def update(self, norm: Tensor) -> float:
-        """Clips, sets the learning rate of this step, and takes it. Returns the rate."""
-        clip_(self.model.parameters, norm, self.config.training.max_norm)
+        """Clips, sets the learning rate of this step, and takes it, if the backward has not. Returns the rate."""
         rate = self.schedule.apply(self.progress.step + 1)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.in_backward is None:
+            clip_(self.model.parameters, norm, self.config.training.max_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         if self.model.copies is not None:
             self.model.copies.refresh()
         self.progress.step += 1
@@ -144,7 +161,9 @@ class TrainingStep:
         first, every = self.progress.rows, self.batch.global_rows
         mine = first + (self.mesh.batch_rank if self.mesh else 0) * (every // self.resolved.degrees.batch)
         losses, each = self.losses, self.batch.microbatch_size
-        if self.model.schedule is None:
+        if self.in_backward is not None:
+            each = self.batch.rows  # the weights have changed: no row can be asked again
+        elif self.model.schedule is None:
             batches = [(self._local(x), self._local(y)) for x, y in zip(data.inputs, data.labels, strict=True)]
             losses = diagnosis.repeat_rows(self.model.parts[0], self.model.loss, batches, self.model.positions)
             each = 1
@@ -152,7 +171,8 @@ class TrainingStep:
             rows=diagnosis.rows_of_losses(losses, mine, each), loss_bad=not share.isfinite().item()
         )
         rows = range(first, first + every)
-        return diagnosis.report(self.progress.step + 1, self.mean_loss(share), norm.item(), rows, findings)
+        loss, taken = self.mean_loss(share), self.in_backward is not None
+        return diagnosis.report(self.progress.step + 1, loss, norm.item(), rows, findings, taken=taken)
 
     def findings(self, *, rows: Sequence[int] = (), loss_bad: bool = False) -> list[diagnosis.Finding]:
         """What is not finite in the parameters and gradients of each rank, for all ranks. A collective call."""

@@ -64,12 +64,10 @@ def make_trainer(settings: Config) -> Any:
 
 def take_step(trainer: Any) -> None:
     """One optimizer step as the loop takes it, without its log."""
-    from titan.optim import global_norm
-
     data = next(trainer.loader)
     valid, _stop = trainer.open_step(data)
-    trainer.forward_backward(data, valid)
-    trainer.update(global_norm(trainer.model.parameters, trainer.world.device))
+    share = trainer.forward_backward(data, valid)
+    trainer.update(trainer.norm(share))
 
 
 def close(trainer: Any) -> None:

@@ -67,6 +67,7 @@ def resolve(config: Config, world_size: int, device_type: str) -> Resolved:
     problems += memory_budget(config.activation_checkpoint, config.compile)
     problems += rules_checkpointing.by_operator(config.activation_checkpoint, parallelism, config.compile)
     problems += rules.rewind(training, config.checkpoint)
+    problems += rules.early_step(config.optimizer, training, cuts, batch)
     spec, args, found = resolve_args(config.model)
     problems += found
     if spec is not None and args is not None:

@@ -5,12 +5,13 @@ Each states its rule once, with the numbers at hand and a way out. `resolve.py` 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from titan.config.layout import Degrees
+from titan.config.layout import Batch, Degrees
 from titan.config.problems import Problem
 from titan.config.schema_checkpoint import Checkpoint
-from titan.config.schema_model import LRScheduler
+from titan.config.schema_model import LRScheduler, Optimizer
 from titan.config.schema_parallelism import Parallelism
 from titan.config.schema_run import Comm
 from titan.config.schema_training import Training
@@ -78,6 +79,25 @@ def vocabulary(args: Any, tokenizer_size: int) -> list[Problem]:
         "choose the tokenizer that belongs to the model (model.hf_assets_path)."
     )
     return [Problem("model.args.vocab_size", text, str(args.vocab_size))]
+
+
+def early_step(optimizer: Optimizer, training: Training, degrees: Degrees, batch: Batch | None) -> list[Problem]:
+    """An update within the backward: before the norm is known, and when one backward has given the whole gradient."""
+    if not optimizer.early_step_in_backward:
+        return []
+    found = []
+    if not math.isinf(training.max_norm):
+        found.append(f"clipping by training.max_norm = {training.max_norm} comes too late: set it to inf.")
+    if degrees.pp > 1:
+        found.append("the microbatches of a pipeline add up to a gradient: set pipeline_parallel_degree = 1.")
+    elif batch is not None and batch.accumulation > 1:
+        found.append(
+            f"{batch.accumulation} accumulation steps add up to a gradient: set training.local_batch_size to "
+            f"{batch.rows * batch.accumulation} or -1."
+        )
+    if training.non_finite == "skip":
+        found.append('a step cannot be skipped when it was taken: set training.non_finite to "fail" or "rewind".')
+    return [Problem("optimizer.early_step_in_backward", text, "true") for text in found]
 
 
 def rewind(training: Training, checkpoint: Checkpoint) -> list[Problem]:

@@ -60,7 +60,9 @@ class Optimizer(Section):
     implementation: Literal["for-loop", "foreach", "fused"] = "fused"
     """Implementation in torch."""
     early_step_in_backward: bool = False
-    """Not supported: an optimizer step inside the backward would come before the norm is known."""
+    """Update each parameter within the backward and free its gradient: saves the memory of the gradients. Needs
+    `training.max_norm = inf`, one backward a step (no accumulation, no pipeline), and `training.non_finite` other than
+    "skip"."""
 
 
 class LRScheduler(Section):

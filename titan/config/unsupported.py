@@ -22,8 +22,6 @@ INSTEAD: dict[str, str] = {
     "job.config_file": "a file cannot name itself: give it as the argument of the command, or as --job.config_file.",
     "model.converters": NO_QUANTIZATION,
     "model.print_after_conversion": "there are no converters, so nothing to print: delete this key.",
-    "optimizer.early_step_in_backward": "not supported: the norm of the whole gradient decides about clipping, and "
-    "whether the step is finite, before any weight changes; parallelism.data_parallel_shard_degree lowers memory.",
     "parallelism.enable_async_tensor_parallel": "not supported: it needs symmetric memory between GPUs, on which "
     "nothing here has been tested; delete this key, tensor parallelism works without.",
     "parallelism.expert_parallel_degree": NO_EXPERTS,

@@ -98,11 +98,14 @@ def gather(mine: Finding) -> list[Finding]:
     return found
 
 
-def report(step: int, loss: float, norm: float, rows: range, findings: Sequence[Finding]) -> str:
-    """Sentences for the log and the error: step, numbers, rows, ranks, parameters; the same on every rank."""
+def report(
+    step: int, loss: float, norm: float, rows: range, findings: Sequence[Finding], *, taken: bool = False
+) -> str:
+    """Sentences for the log and the error: step, numbers, rows, ranks, parameters; the same on every rank. `taken`:
+    the backward has updated the weights already."""
     said = [
         f"step {step}: the loss is {loss} and the gradient norm {norm} over rows {rows.start} to {rows.stop - 1}; the "
-        "optimizer has not taken this step."
+        f"optimizer has {'' if taken else 'not '}taken this step."
     ]
     bad_rows = sorted({row for one in findings for row in one.rows})
     if bad_rows:

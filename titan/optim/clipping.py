@@ -42,17 +42,28 @@ def global_norm(parameters: Sequence[NamedParameter], device: torch.device, *, l
         ValueError: a gradient is a pending sum over ranks, or is no DTensor though there are several ranks, so that
             nothing says which of them should count it.
     """
+    return root_over_ranks(sum_of_squares(parameters, device), loss)
+
+
+@torch.no_grad()
+def sum_of_squares(parameters: Sequence[NamedParameter], device: torch.device) -> Tensor:
+    """Of the gradients that this rank counts, 0-dim float32 on `device`. Raises ValueError as `global_norm` does."""
     grads = [
         local_tensor(grad)
         for named in parameters
         if named.counted and (grad := named.parameter.grad) is not None and _counts_here(named.fqn, grad)
     ]
     pieces = [piece for grad in grads for piece in _pieces(grad)]
-    if pieces:
-        # float32 also of bfloat16 gradients: their norm would be rounded to eight bits.
-        squares = torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float32)).square().sum().to(device)
-    else:
-        squares = torch.zeros((), device=device)
+    if not pieces:
+        return torch.zeros((), device=device)
+    # float32 also of bfloat16 gradients: their norm would be rounded to eight bits.
+    return torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float32)).square().sum().to(device)
+
+
+@torch.no_grad()
+def root_over_ranks(squares: Tensor, loss: Tensor | None) -> Tensor:
+    """The norm of the job from each rank's sum of squares; NaN where `loss` of some rank is not finite. A collective
+    call."""
     if loss is not None:
         squares = torch.where(loss.isfinite(), squares, torch.nan)
     if dist.is_initialized():

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from titan.config import Config, Resolved, resolve
 from titan.data import Rows, open_rows
-from titan.optim import factor, global_norm
+from titan.optim import factor
 from titan.parallelisms.initialize import initialize
 from titan.parallelisms.parameters import NamedParameter
 from titan.parallelisms.shards import local_region, local_tensor
@@ -70,7 +70,7 @@ def take_step(
     share = trainer.forward_backward(data, valid)
     if fault == "skip_reduction":
         faults.skip_reduction(trainer)
-    norm = global_norm(trainer.model.parameters, trainer.world.device, loss=share)
+    norm = trainer.norm(share)
     if fault == "double_norm":
         norm = faults.double_norm(norm)
     seen = look(trainer)

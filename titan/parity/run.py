@@ -95,7 +95,12 @@ def prepare(path: str, words: Sequence[str], folder: Path) -> Setting:
 
     (devices,) = run_ranks(_devices, 1, fresh=True)
     fixed = [*words, *ONE_PROCESS]
-    fixed += ["--checkpoint.enable=false", f"--job.dump_folder={folder / 'run'}"]
+    # Gradients are looked at, so they have to be there when the backward is over.
+    fixed += [
+        "--optimizer.early_step_in_backward=false",
+        "--checkpoint.enable=false",
+        f"--job.dump_folder={folder / 'run'}",
+    ]
     config = load(path, fixed)
     if config.debug.seed is None:
         fixed.append(f"--debug.seed={secrets.randbits(31)}")

@@ -63,6 +63,8 @@ def read(path: str, overrides: Sequence[str], world_size: int | None, target: Ta
     config, extras, notes = _load(path, overrides)
     config, found = without_missing_tokenizer(config)
     notes += found
+    if config.optimizer.early_step_in_backward:
+        notes.append("the gradients that optimizer.early_step_in_backward frees are counted: the peak can be lower")
     size = world_size or world_size_wanted(config, target.type, 1 if target.type == "cpu" else target.per_node)
     return Request(resolve(config, size, target.type), extras, tuple(notes))
 
