@@ -39,6 +39,9 @@ class WorkingCopies:
                 grad = copy.grad.to(master.dtype)
                 master.grad = grad if master.grad is None else master.grad.add_(grad)
                 copy.grad = None
+                # Autograd calls the hooks of the copy alone; those of the master are ours to call, as FSDP2 does.
+                for hook in (getattr(master, "_post_accumulate_grad_hooks", None) or {}).values():
+                    hook(master)
 
         copy.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
         self._masters.append(master)

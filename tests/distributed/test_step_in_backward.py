@@ -19,6 +19,8 @@ LAYOUTS = (
     "",
     "activation_checkpoint.mode=full,args.tie_embeddings=true",
     "compile=aot_eager",
+    "training.mixed_precision_param=bfloat16,args.tie_embeddings=true",
+    "dp_shard=2,training.mixed_precision_param=bfloat16",
     "dp_shard=2,args.tie_embeddings=true",
     "dp_replicate=2",
     "tp=2,dp_shard=2",
