@@ -17,11 +17,9 @@ from titan.config import ConfigError, resolve
 EARLY = {"early_step_in_backward": True}
 LAYOUTS = (
     "",
-    "activation_checkpoint.mode=full,args.tie_embeddings=true",
+    "training.mixed_precision_param=bfloat16,args.tie_embeddings=true,activation_checkpoint.mode=full",
     "compile=aot_eager",
-    "training.mixed_precision_param=bfloat16,args.tie_embeddings=true",
-    "dp_shard=2,training.mixed_precision_param=bfloat16",
-    "dp_shard=2,args.tie_embeddings=true",
+    "dp_shard=2,training.mixed_precision_param=bfloat16,args.tie_embeddings=true",
     "dp_replicate=2",
     "tp=2,dp_shard=2",
     "cp=2,reshard=never",
