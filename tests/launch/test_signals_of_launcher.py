@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,27 @@ def test_a_stop_in_the_first_moments_is_a_stop_too(tmp_path):
 
 def test_the_first_moments_know_the_signals_and_the_code_of_the_runtime():
     assert (early.STOP_SIGNALS, early.STOPPED) == (signals.STOP_SIGNALS, errors.STOPPED)
+
+
+LOST = """
+import os, signal, sys, time
+import titan.data
+
+def lost(*_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    except BaseException:
+        print("lost", flush=True)
+
+titan.data.prepare = lost
+from titan.launch import main
+sys.exit(main(sys.argv[1:], worker=("-c", "print('a worker')")))
+"""
+
+
+def test_a_stop_whose_exception_is_lost_in_an_import_is_a_stop_too(tmp_path):
+    config = Path(__file__).parents[2] / "configs" / "llama3" / "debug.toml"
+    words = [str(config), f"--job.dump_folder={tmp_path}"]
+    done = subprocess.run([sys.executable, "-c", LOST, *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (75, "lost\n"), done.stderr

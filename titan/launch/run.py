@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from titan.faults.time_budget import STARTED
+from titan.launch import early
 from titan.launch.agent import Agent
 from titan.launch.settings import Settings
 from titan.runtime.errors import DONE, FAILED, INTERRUPTED, STOPPED
@@ -57,7 +58,7 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
     with (
         tempfile.TemporaryDirectory(prefix=".errors-", dir=folder / "log") as error_files,
         # Read anew at each signal: until there is an agent, a signal ends the launcher.
-        _handlers(lambda number: agent.handle_signal(number) if agent else sys.exit(STOPPED)),
+        _handlers(lambda number: agent.handle_signal(number) if agent else early.stop()),
     ):
         try:
             handler = _meet(settings)
@@ -75,6 +76,8 @@ def run_workers(settings: Settings, command: Sequence[str], *, processes: int, f
             )
             agent = Agent(spec, _WorkerFiles(error_files, processes, began=settings.began), folder=folder, tell=_tell)
             try:
+                if early.asked():
+                    return STOPPED
                 result = agent.run()
             finally:
                 handler.shutdown()
