@@ -93,6 +93,8 @@ def lost(*_):
         time.sleep(5)
     except BaseException:
         print("lost", flush=True)
+        if {as_another}:
+            raise ImportError("half of a module") from None
 
 titan.data.prepare = lost
 from titan.launch import main
@@ -100,8 +102,11 @@ sys.exit(main(sys.argv[1:], worker=("-c", "print('a worker')")))
 """
 
 
-def test_a_stop_whose_exception_is_lost_in_an_import_is_a_stop_too(tmp_path):
+@pytest.mark.parametrize("as_another", [False, True])
+def test_a_stop_whose_exception_an_import_loses_or_turns_into_another_is_a_stop_too(as_another, tmp_path):
     config = Path(__file__).parents[2] / "configs" / "llama3" / "debug.toml"
     words = [str(config), f"--job.dump_folder={tmp_path}"]
-    done = subprocess.run([sys.executable, "-c", LOST, *words], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (75, "lost\n"), done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", LOST.format(as_another=as_another), *words], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (75, "lost\n", "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from titan.launch.early import stop_at_once
+from titan.launch.early import stop_at_once, unless_stopped
 
 
 def main(argv: Sequence[str], *, worker: Sequence[str] = ("-m", "titan", "train")) -> int:
@@ -22,7 +22,11 @@ def main(argv: Sequence[str], *, worker: Sequence[str] = ("-m", "titan", "train"
         argv: CONFIG and overrides.
         worker: arguments of Python that start one worker, before those of `argv`; the tests' own workers.
     """
-    with stop_at_once():
-        from titan.launch.command import main as launch
 
-        return launch(argv, worker=worker)
+    def launch() -> int:
+        from titan.launch import command
+
+        return command.main(argv, worker=worker)
+
+    with stop_at_once():
+        return unless_stopped(launch)

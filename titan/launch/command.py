@@ -13,6 +13,7 @@ from pathlib import Path
 
 from titan import config as configuration
 from titan.commands.arguments import config_first
+from titan.launch.early import unless_stopped
 from titan.launch.settings import Settings
 from titan.runtime import log, run_lock
 from titan.runtime.device import device_count, device_type
@@ -46,7 +47,7 @@ def main(argv: Sequence[str], *, worker: Sequence[str] = ("-m", "titan", "train"
     if not argv or argv[0].startswith("-"):
         print(_USAGE, end="", file=sys.stderr)
         return REFUSED
-    return main_with_errors(lambda: _launch(argv[0], argv[1:], worker))
+    return main_with_errors(lambda: unless_stopped(lambda: _launch(argv[0], argv[1:], worker)))
 
 
 def _launch(path: str, overrides: Sequence[str], worker: Sequence[str]) -> int:

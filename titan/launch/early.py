@@ -2,15 +2,15 @@
 
 Installed before anything slow is imported, so that a scheduler's signal in the first seconds is a stop as well. That is
 why the signals and the code of `titan.runtime` stand here again: a test holds them equal. The exception that ends the
-launcher can be lost in what is being imported (a bare except, a destructor), so that the wish is noted as well, and
-`asked` is looked at before the first worker starts.
+launcher can be lost in what is being imported (a bare except, a destructor) or come out of it as another (an extension
+module says ImportError), so that the wish is noted as well, and `asked` is looked at before the first worker starts.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -30,6 +30,16 @@ def stop() -> NoReturn:
     global _asked
     _asked = True
     raise SystemExit(STOPPED)
+
+
+def unless_stopped(work: Callable[[], int]) -> int:
+    """What `work` returns or raises; but a stop that came out of it as another error is a stop."""
+    try:
+        return work()
+    except Exception:
+        if _asked:
+            stop()
+        raise
 
 
 @contextmanager
