@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -20,9 +19,7 @@ from titan.config import Config, Resolved, resolve
 from titan.data import open_rows
 from titan.data.loader import StepLoader
 from titan.metrics import describe
-from titan.optim import LRSchedule, build_optimizer
 from titan.parallelisms import mesh as meshes
-from titan.parallelisms import parallelize
 from titan.parallelisms.shards import local_tensor
 from titan.runtime import PeakMemory, World, device_name
 from titan.runtime.device import local_device
@@ -43,23 +40,8 @@ class DryRun(TrainingStep):
         seed = config.debug.seed or 0
         self.rows = open_rows(config.training, config.model, seed)
         self.mesh = meshes.build(resolved.degrees, world.device.type) if world.world_size > 1 else None
-        self.model = parallelize.build(
-            resolved.spec,
-            resolved.model_args,
-            batch=resolved.batch,
-            training=config.training,
-            parallelism=config.parallelism,
-            activation_checkpoint=config.activation_checkpoint,
-            compile=config.compile,
-            mesh=self.mesh,
-            device=world.device,
-            seed=seed,
-            log=log.info,
-            folder=Path(config.job.dump_folder),
-        )
-        optimizer, steps = build_optimizer(config.optimizer, self.model.parameters), config.training.steps
-        schedule = LRSchedule(optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=steps)
-        self.set_optimizer(optimizer, schedule)
+        self.build_model(seed)
+        self.build_optimizer(config.training.steps)
         self.progress = Progress()
         self.losses = []
 

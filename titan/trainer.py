@@ -28,9 +28,7 @@ from titan.faults.hang import Watchdog
 from titan.faults.non_finite import NonFinite, NonFinitePolicy, is_bad, is_finite
 from titan.faults.time_budget import TimeBudget, started
 from titan.metrics import Metrics, describe, run_throughput, step_line
-from titan.optim import LRSchedule, build_optimizer
 from titan.parallelisms import mesh as meshes
-from titan.parallelisms import parallelize
 from titan.runtime import (
     PeakMemory,
     StopRequest,
@@ -75,24 +73,9 @@ class Trainer(TrainingStep):
         if self.mesh is not None:  # its groups begin with torch's 30 minutes
             set_timeout(config.comm.init_timeout_seconds, self.mesh.groups)
         self._beat("building the model")
-        self.model = parallelize.build(
-            resolved.spec,
-            resolved.model_args,
-            batch=resolved.batch,
-            training=config.training,
-            parallelism=config.parallelism,
-            activation_checkpoint=config.activation_checkpoint,
-            compile=config.compile,
-            mesh=self.mesh,
-            device=world.device,
-            seed=self.seed,
-            log=log.info,
-            folder=self.folder,
-        )
-        optimizer = build_optimizer(config.optimizer, self.model.parameters)
+        self.build_model(self.seed)
         self.steps = self._planned_steps()
-        schedule = LRSchedule(optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=self.steps)
-        self.set_optimizer(optimizer, schedule)
+        self.build_optimizer(self.steps)
         self.progress = Progress()
         self.losses = []
         self.policy = NonFinitePolicy(config.training.non_finite, config.training.non_finite_budget)
@@ -244,7 +227,7 @@ class Trainer(TrainingStep):
         """Says what is not finite, and skips the rows, rewinds past them, or raises NonFinite. A collective call."""
         report = self.explain_non_finite(data, share, norm)
         self.progress.rows += self.batch.global_rows
-        self._go_back(report, spoilt=self.in_backward is not None)
+        self._go_back(report)
 
     def _go_back(self, report: str, *, spoilt: bool = False) -> None:
         """To the weights before the bad step, or to a checkpoint; the rows up to here stay consumed."""

@@ -1,4 +1,5 @@
-"""One step, without the loop around it: count tokens, forward and backward, clip and update, and why it went wrong.
+"""Model, optimizer and one step, without the loop around it: count tokens, forward and backward, clip and update, and
+why it went wrong.
 
 `Trainer` is this and the run; the parity tests drive these methods themselves. A step has two all-reduces of its own:
 valid tokens before the first forward, the norm after the last backward.
@@ -6,8 +7,10 @@ valid tokens before the first forward, the norm after the last backward.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,13 +21,16 @@ from titan.config.layout import Batch
 from titan.data import Rows
 from titan.data.loader import StepData
 from titan.faults import diagnosis
-from titan.optim import LRSchedule, StepInBackward, clip_, global_norm
+from titan.optim import LRSchedule, StepInBackward, build_optimizer, clip_, global_norm
+from titan.parallelisms import parallelize
 from titan.parallelisms.context import shard_sequence
 from titan.parallelisms.data_parallel import set_gradient_sync
 from titan.parallelisms.loss import IGNORE
 from titan.parallelisms.mesh import Mesh
 from titan.parallelisms.parallelize import Assembly
 from titan.runtime import World
+
+log = logging.getLogger("titan")
 
 
 @dataclass
@@ -62,11 +68,32 @@ class TrainingStep:
     losses: list[Tensor]
     in_backward: StepInBackward | None
 
-    def set_optimizer(self, optimizer: torch.optim.Optimizer, schedule: LRSchedule) -> None:
-        """Hangs it on the parameters where `optimizer.early_step_in_backward` says so."""
-        self.optimizer, self.schedule, self.in_backward = optimizer, schedule, None
-        if self.config.optimizer.early_step_in_backward:
-            self.in_backward = StepInBackward(self.model.parameters, optimizer, self.world.device)
+    def build_model(self, seed: int) -> None:
+        """This rank's share of the model with its initial weights. A collective call."""
+        config, resolved = self.config, self.resolved
+        self.model = parallelize.build(
+            resolved.spec,
+            resolved.model_args,
+            batch=resolved.batch,
+            training=config.training,
+            parallelism=config.parallelism,
+            activation_checkpoint=config.activation_checkpoint,
+            compile=config.compile,
+            mesh=self.mesh,
+            device=self.world.device,
+            seed=seed,
+            log=log.info,
+            folder=Path(config.job.dump_folder),
+        )
+
+    def build_optimizer(self, steps: int) -> None:
+        """Over the model, with the learning rates of a run of `steps`."""
+        config, parameters = self.config, self.model.parameters
+        self.optimizer = build_optimizer(config.optimizer, parameters)
+        self.schedule = LRSchedule(self.optimizer, config.lr_scheduler, peak=config.optimizer.lr, steps=steps)
+        self.in_backward = None
+        if config.optimizer.early_step_in_backward:
+            self.in_backward = StepInBackward(parameters, self.optimizer, self.world.device)
 
     def forward_backward(self, data: StepData, valid_tokens: Tensor) -> Tensor:
         """Forward and backward of all rows of this rank's step; gradients end up reduced in the parameters.
@@ -160,8 +187,8 @@ class TrainingStep:
         """What of the step is not finite, by rows, ranks and parameters; before `update`. A collective call."""
         first, every = self.progress.rows, self.batch.global_rows
         mine = first + (self.mesh.batch_rank if self.mesh else 0) * (every // self.resolved.degrees.batch)
-        losses, each = self.losses, self.batch.microbatch_size
-        if self.in_backward is not None:
+        losses, each, taken = self.losses, self.batch.microbatch_size, self.in_backward is not None
+        if taken:
             each = self.batch.rows  # the weights have changed: no row can be asked again
         elif self.model.schedule is None:
             batches = [(self._local(x), self._local(y)) for x, y in zip(data.inputs, data.labels, strict=True)]
@@ -171,7 +198,7 @@ class TrainingStep:
             rows=diagnosis.rows_of_losses(losses, mine, each), loss_bad=not share.isfinite().item()
         )
         rows = range(first, first + every)
-        loss, taken = self.mean_loss(share), self.in_backward is not None
+        loss = self.mean_loss(share)
         return diagnosis.report(self.progress.step + 1, loss, norm.item(), rows, findings, taken=taken)
 
     def findings(self, *, rows: Sequence[int] = (), loss_bad: bool = False) -> list[diagnosis.Finding]:

@@ -13,7 +13,6 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.test_parity import layout
 from titan.faults import stragglers
 from titan.faults.stragglers import RankTimes, Stragglers, metrics
-from titan.optim import global_norm
 
 
 @pytest.mark.quick
@@ -47,8 +46,8 @@ def _slow(sections: dict[str, dict[str, Any]], rank: int) -> list[dict[str, Any]
         data = next(trainer.loader)
         valid, _stop = trainer.open_step(data)
         trainer.times.active = True
-        trainer.forward_backward(data, valid)
-        trainer.update(global_norm(trainer.model.parameters, trainer.world.device))
+        share = trainer.forward_backward(data, valid)
+        trainer.update(trainer.norm(share))
         found.append(metrics(stragglers.gather(trainer.times.read(), 0.0, torch.device("cpu"))))
     trainer.loader.close()
     trainer.checkpoints.close()
