@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from titan.models.registry import TPStyle
+from titan.parallelisms.shards import local_region
 
 
 class Heads(Protocol):
@@ -91,9 +92,8 @@ class VocabularyParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"the style vocab_embedding is for nn.Embedding, not {type(module).__name__}")
-        rows = -(-module.num_embeddings // device_mesh.size())  # as Shard(0) cuts them
-        first = rows * device_mesh.get_local_rank()
         weight = distribute_tensor(module.weight, device_mesh, [Shard(0)])
+        first = local_region(weight)[0].start
         module.register_parameter("weight", nn.Parameter(weight, requires_grad=module.weight.requires_grad))
 
         def forward(ids: Tensor) -> Tensor:
