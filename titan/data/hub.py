@@ -13,16 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan.data import paths
+from titan.data import json_files, parquet_files, paths, text_files
 from titan.data.documents import Tally
 from titan.data.errors import DataError
-from titan.data.parquet_files import texts
 
 if TYPE_CHECKING:
     from titan.config.schema_training import Training
 
 _ROWS = 1024
-_FILES = (".json", ".jsonl", ".ndjson", ".txt", ".text", ".md", ".csv", ".parquet", ".arrow")
+_FILES = (*json_files.SUFFIXES, *text_files.SUFFIXES, *parquet_files.SUFFIXES, ".csv", ".arrow")
 _KNOWN = {"c4": ("allenai/c4", "en", "train"), "c4_validation": ("allenai/c4", "en", "validation")}
 """torchtitan's names for a dataset, its configuration and split; what a configuration sets itself goes before."""
 
@@ -54,11 +53,6 @@ class HubDataset:
                     'one. To read files, set training.dataset to "json", "text" or "parquet".'
                 )
             self._path = str(Path(where).expanduser())
-        elif _is_a_path(self._path) and not Path(self._path).expanduser().is_dir():
-            raise DataError(
-                f'training.dataset = "{self._path}": no such folder, and no name of a dataset. To read files, set '
-                'it to "json", "text" or "parquet", and training.dataset_path to the file or folder.'
-            )
         self.name = f'dataset "{self._path}", split "{self._split}"'
         wanted = [self._config, self._split, training.text_column]
         folder = Path(self._path).expanduser()
@@ -66,6 +60,11 @@ class HubDataset:
         if self._local:
             self._path = str(folder)
             self.identity = ["local dataset", *wanted, paths.stamp(sorted(p for p in folder.rglob("*") if p.is_file()))]
+        elif _is_a_path(self._path):
+            raise DataError(
+                f'training.dataset = "{self._path}": no such folder, and no name of a dataset. To read files, set '
+                'it to "json", "text" or "parquet", and training.dataset_path to the file or folder.'
+            )
         else:
             self.identity = ["hub dataset", self._path, *wanted]
 
@@ -79,7 +78,7 @@ class HubDataset:
         self.total = len(dataset)
         row = 0
         for batch in dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS):
-            for value in texts(batch.column(0)):
+            for value in parquet_files.texts(batch.column(0)):
                 row += 1
                 if isinstance(value, UnicodeDecodeError):
                     tally.skip("not UTF-8", f"row {row}")
