@@ -22,7 +22,7 @@ from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
 from tests.oracle import llama
 from titan.parity.faults import NAMES, Fault
-from titan.parity.layouts import ONE_PROCESS, parse
+from titan.parity.layouts import ALONE, parse
 from titan.parity.measure import judge
 from titan.parity.record import INITIAL, LAST, Record, gradients
 from titan.parity.verdict import Compared, Differences, Measured, OracleRun
@@ -34,7 +34,7 @@ SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBu
 
 def layout(text: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """`tp=2,schedule=GPipe,args.n_layers=8` to the world size and the overrides."""
-    (found,) = parse([text.replace("args.", "model.args.") or ONE_PROCESS])
+    (found,) = parse([text.replace("args.", "model.args.") or ALONE])
     sections: dict[str, dict[str, Any]] = {}
     for key, value in found.settings:
         *path, name = key.split(".")

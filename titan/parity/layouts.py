@@ -34,7 +34,7 @@ SHORT = {
 """Short name to key. `accumulation` is read too: it becomes a local batch, once the batch is known."""
 ACCUMULATION = "accumulation"
 OPTION = "--layouts"
-ONE_PROCESS = "one process"
+ALONE = "one process"
 """The layout with all degrees at 1: the trainer beside the plain loop of the oracle."""
 
 
@@ -83,7 +83,7 @@ def parse(texts: Iterable[str]) -> list[Layout]:
     given = [part.strip() for text in texts for part in text.split(";")]
     found = {text: _layout(text, problems) for text in given if text}
     if not found:
-        problems.append(_problem("", f'names no layout: write some, as in "tp=2; pp=2" or "{ONE_PROCESS}".'))
+        problems.append(_problem("", f'names no layout: write some, as in "tp=2; pp=2" or "{ALONE}".'))
     if problems:
         raise ConfigError(problems)
     return list(found.values())
@@ -92,7 +92,8 @@ def parse(texts: Iterable[str]) -> list[Layout]:
 def _layout(text: str, problems: list[Problem]) -> Layout:
     settings = dict.fromkeys(DEGREES.values(), "1")
     accumulation = None
-    for item in filter(None, (part.strip() for part in text.split(",") if text != ONE_PROCESS)):
+    items = [] if text == ALONE else text.split(",")
+    for item in filter(None, (part.strip() for part in items)):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             problems.append(_problem(item, "a layout is name=value, name=value, ..., as in tp=2,pp=2."))
@@ -122,7 +123,7 @@ def _default() -> Sequence[str]:
     schedules = get_args(Schedule)
     methods = ("allgather", "alltoall", "ulysses")
     return (
-        ONE_PROCESS,
+        ALONE,
         "accumulation=4",
         "dp_shard=2",
         "dp_replicate=2",
