@@ -12,7 +12,10 @@ from tests.distributed import tiny
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_parity import layout
 from tests.faults import spoilt
+from tests.plan import runs
 from titan.config import ConfigError, resolve
+from titan.parallelisms.shards import local_tensor
+from titan.plan.measure import measure
 
 EARLY = {"early_step_in_backward": True}
 LAYOUTS = (
@@ -38,12 +41,8 @@ def run(sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
     trainer.optimizer.register_step_pre_hook(count)
     records = tiny.train_steps(trainer, tiny.STEPS)
-    moments = [
-        (state["exp_avg"].to_local() if hasattr(state["exp_avg"], "to_local") else state["exp_avg"]).numpy().copy()
-        for state in (trainer.optimizer.state[parameter] for parameter in parameters)
-    ]
-    trainer.loader.close()
-    trainer.checkpoints.close()
+    moments = [local_tensor(trainer.optimizer.state[one]["exp_avg"]).numpy().copy() for one in parameters]
+    runs.close(trainer)
     return {
         "scalars": [(record["loss"], record["grad_norm"], record["lr"]) for record in records],
         "left": sum(len(record["grads"]) for record in records),
@@ -117,10 +116,7 @@ def test_the_gradients_of_a_large_model_are_never_counted_in_its_peak() -> None:
 
 def peak(early: bool) -> int:
     """Live bytes at the peak of a second step, whose weights, gradients and moments are most of it."""
-    from tests.plan.runs import config, make_trainer, take_step
-    from titan.plan.measure import measure
-
     shape = {"dim": 512, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "hidden_dim": 1024, "vocab_size": 503}
     training = {"seq_len": 32, "global_batch_size": 1, "max_norm": float("inf")}
-    settings = config({"training": training, "optimizer": {"early_step_in_backward": early}}, shape)
-    return measure(lambda: make_trainer(settings), take_step, 2).steps[-1]
+    settings = runs.config({"training": training, "optimizer": {"early_step_in_backward": early}}, shape)
+    return measure(lambda: runs.make_trainer(settings), runs.take_step, 2).steps[-1]
